@@ -27,31 +27,34 @@ from parity.sides.side import Side, TakesParameters
 
 @dataclass(frozen=True)
 class Adoption:
-    """Parameters of a port made of its original's, and what a comparison confirmed of them."""
+    """A port's parameters, converted from its original's, and which of them are confirmed by a
+    comparison of both programs."""
 
     title: str
     matching: Matching
-    """How each parameter of the port is made of the original's (its construction)."""
+    """The construction of each parameter of the port: how it is made of the original's."""
     parameters: dict[str, np.ndarray]
-    """The constructed parameters by name, in the port's shapes and the original's dtypes."""
+    """Values of the port's parameters made by these constructions, by name, in the port's shapes
+    and the original's dtypes."""
     side: Side
-    """The port's side with these parameters."""
+    """The port's side with `parameters`."""
     report: Report | None
-    """Comparison that tested the constructions; None if the sides cannot be compared."""
+    """Comparison that tested the constructions; None if no parameter has a construction."""
     agrees: bool
     """Whether both programs compute the same with the constructed parameters."""
     confirmed: frozenset[str]
     """Names of the port's parameters whose construction a comparison confirmed."""
     inferred: frozenset[str]
-    """Names of the port's parameters on which no result depends, taken from the same modules of the
-    original as the other parameters of their module, which are all confirmed."""
+    """Names of the port's parameters on which no result depends, so that no comparison can confirm
+    them. All other parameters of their module are confirmed, and come from the same modules of the
+    original."""
     questions: tuple[Question, ...]
     """Open questions: the parameters neither confirmed, inferred nor answered by a person."""
     lost: tuple[str, ...]
     """Parameters of the original that the port lacks although results depend on them."""
     changed: tuple[str, ...]
-    """Changes to the constructions proposed by names and shapes, a sentence each; after each of
-    them the programs agreed up to a later stage, or entirely."""
+    """Changes that the search made to the constructions proposed by names and shapes, a sentence
+    each. Each change moved the first wrong stage to a later one, or made the programs agree."""
     notices: tuple[str, ...]
     """Remarks for the reader, a sentence each."""
 
@@ -67,12 +70,12 @@ class Adoption:
         return self.matching.unmatched_original
 
     def source(self) -> str:
-        """Return the source of a Python module whose function `convert` maps the original's arrays
-        to the port's, by name; it needs only NumPy."""
+        """Return the source of a Python module that needs only NumPy. Its function `convert` takes
+        the original's parameters and returns the port's, both as dictionaries of arrays by name."""
         return converter_source(self.matching)
 
     def text(self) -> str:
-        """Return the result as text; the first line says whether anything is left to do."""
+        """Return the result as text; the first line counts the confirmed and open parameters."""
         total = len(self.matching.pairs) + len(self.matching.unmatched_port)
         lines = [
             f"{self.title}: {len(self.confirmed)} of {total} parameters of the port are confirmed "
@@ -99,8 +102,9 @@ def adopt(port: Port, answers: Path | str | None = None) -> Adoption:
 
     Args:
         port: both sides; the port's parameters may have any values.
-        answers: JSON file with answers to questions of an earlier call. Open questions are written
-            to it; the answers in it are kept. None: no file.
+        answers: path of a JSON file with a person's answers to the questions of an earlier call.
+            The open questions of this call are written to the file; its answers are kept. None: no
+            answers are read and no questions written.
 
     Raises:
         PortError: `port` is no `Port` with two sides, both sides are one object, or the port's

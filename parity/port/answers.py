@@ -27,33 +27,39 @@ class AnswerError(ValueError):
 
 
 Answer: TypeAlias = Any
-"""Answer to a question, as in the file: null (the port's value stays), the name of a parameter of
-the original, a list of names (fused or stacked in this order; vectors of the port's shape are
-added), or a mapping with `of` (a name or list), `rows` (start and stop on the first axis of each of
-them) and `transposed` (bool)."""
+"""Answer to a question, as in the file: null (the port keeps its own value), the name of a
+parameter of the original, a list of such names, or a mapping with `of` (a name or list), `rows`
+(start and exclusive stop of the rows to use of each named parameter) and `transposed` (bool). The
+parameters in a list are concatenated or stacked in this order; vectors of the shape of the port's
+parameter are added."""
 FIELDS = {"of", "rows", "transposed"}
 KEYS = {"answers", "questions"}
 """Top-level keys of the file of answers."""
 
 
 def read_answers(path: Path | str | None) -> dict[str, Answer]:
-    """Return the answers in a file, by parameter of the port; empty without a file."""
+    """Return the answers in a file, by name of the port's parameter.
+
+    Empty if `path` is None or there is no such file.
+    """
     if path is None or not Path(path).exists():
         return {}
     try:
         content = read_json_object(Path(path))
         json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
     except (OSError, ValueError) as error:
-        raise AnswerError(f"expected answers in {path}: {error}; correct or delete it") from error
+        raise AnswerError(
+            f"expected a file of answers at {path}: {error}; correct or delete it"
+        ) from error
     if unknown := sorted({*content} - KEYS):
         raise AnswerError(
-            f"{path}: expected the keys answers and questions, got {', '.join(unknown)}; rename or "
-            "delete it"
+            f"{path}: expected the keys answers and questions, got {', '.join(unknown)}; "
+            "rename or delete these"
         )
     answers = content.get("answers", {})
     if not isinstance(answers, dict):
         raise AnswerError(
-            f"{path}: expected under `answers` an object with an answer by parameter, got "
+            f"{path}: expected under `answers` an object with parameters as keys, got "
             f"{json.dumps(answers)[:80]}"
         )
     return answers
@@ -62,16 +68,26 @@ def read_answers(path: Path | str | None) -> dict[str, Answer]:
 def _without_doubles(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     keys = [key for key, _ in pairs]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
-        raise ValueError(f"{', '.join(twice)} is there twice")
+        raise ValueError(f"each key may occur once, but {', '.join(twice)} is there twice")
     return dict(pairs)
 
 
 def constructions_of(
     answers: Mapping[str, Answer], theirs: Arrays, mine: Arrays, path: Path | str | None
 ) -> tuple[dict[str, Construction], list[str]]:
-    """Return the constructions that answers describe, and the parameters that keep their value.
+    """Return the constructions that answers describe, by name of the port's parameter, and the
+    names of the port's parameters that keep their value.
 
-    A construction says how a parameter of the port (`mine`) is made of the original's (`theirs`).
+    A construction says how a parameter of the port is made of the original's.
+
+    Args:
+        answers: answers by name or pattern of the port's parameter.
+        theirs: parameters of the original by name.
+        mine: parameters of the port by name.
+        path: the file of answers, for error messages.
+
+    Raises:
+        AnswerError: an answer is invalid.
     """
     made: dict[str, Construction] = {}
     kept: list[str] = []
@@ -89,7 +105,17 @@ def constructions_of(
 
 
 def _from_answer(answer: Answer, theirs: Arrays, port: str, shape: Shape) -> Construction:
-    """Return how, by an answer, the port's parameter named `port` is made of the original's."""
+    """Return the construction that an answer describes.
+
+    Args:
+        answer: any answer but null.
+        theirs: parameters of the original by name.
+        port: name of the port's parameter.
+        shape: shape of the port's parameter.
+
+    Raises:
+        AnswerError: the answer is invalid; the message continues "the answer for NAME".
+    """
     given = answer if isinstance(answer, dict) else {"of": answer}
     of, turned, rows = given.get("of"), given.get("transposed"), given.get("rows")
     names = [of] if isinstance(of, str) else of
@@ -116,7 +142,10 @@ def _from_answer(answer: Answer, theirs: Arrays, port: str, shape: Shape) -> Con
         if found := _constructed(names, parts, shape, turn, reshaped):
             return found
     listed = ", ".join(f"{n} {s}" for n, s in zip(names, shapes, strict=True))
-    raise AnswerError(f"does not fit its shape {shape}: {listed}")
+    raise AnswerError(
+        f"does not fit its shape {shape}: {listed}; name parameters that have this shape when "
+        "transposed, concatenated or stacked"
+    )
 
 
 def _part(shape: Shape, rows: Sequence[int] | None) -> Part:
@@ -124,23 +153,27 @@ def _part(shape: Shape, rows: Sequence[int] | None) -> Part:
         return whole(shape)
     start, stop = rows
     if not shape or not 0 <= start < stop <= shape[0]:
-        raise AnswerError(f"has the rows {start} to {stop} of an array of shape {shape}")
+        raise AnswerError(
+            f"has the rows {start} to {stop} of an array of shape {shape}; expected "
+            "0 <= start < stop <= length of its first axis"
+        )
     return cut(shape, shape, 0, start, stop)
 
 
 def _turns(names: Sequence[str], port: str) -> tuple[bool, bool]:
-    """Return both values of `transposed` to try, the one usual for these names first."""
+    """Return the values of `transposed` to try, True and False; first the one that is usual between
+    parameters of these names, such as True between `weight` and `kernel`."""
     ends = naming.leaf(names[0]), naming.leaf(port)
     usual = any(CONVENTIONS.get((a, b, 2)) == (1, 0) for a, b in (ends, ends[::-1]))
     return usual, not usual
 
 
 def _each(answers: Mapping[str, Answer], mine: Arrays) -> dict[str, Answer]:
-    """Return the answer for each parameter of the port.
+    """Return the answers by full name of the port's parameter.
 
-    A key with `{}` in place of numbers is about all parameters of this pattern without an answer of
-    their own; each `{}` in a name of the original is then the number of the port's name at the same
-    position.
+    A key with `{}` in place of numbers is a pattern. Its answer is for every parameter of the port
+    that fits the pattern and has no answer under its own name; the first `{}` in a name of the
+    original stands for the first number in the name of the port's parameter, and so on.
     """
     filled = {
         name: _filled(answer, naming.numbers(name))
@@ -153,7 +186,7 @@ def _each(answers: Mapping[str, Answer], mine: Arrays) -> dict[str, Answer]:
 
 
 def _filled(answer: Answer, numbers: Sequence[int]) -> Answer:
-    """Return an answer with each name's placeholders replaced by numbers, in order."""
+    """Return an answer with the placeholders `{}` in each name replaced by `numbers`, in order."""
     if isinstance(answer, dict):
         return {key: _filled(value, numbers) for key, value in answer.items()}
     if isinstance(answer, list):
@@ -167,12 +200,12 @@ def _filled(answer: Answer, numbers: Sequence[int]) -> Answer:
 def _constructed(
     names: Sequence[str], parts: Sequence[Part], shape: Shape, turned: bool, reshaped: bool
 ) -> Construction | None:
-    """Return how parts of parameters, in this order, make up an array of `shape`; None if they do
-    not fit.
+    """Return the construction that joins parts of parameters, in this order, to an array of
+    `shape`; None if the parts do not fit.
 
     Args:
-        names: the original's parameters.
-        parts: the part to use of each of them.
+        names: names of the original's parameters.
+        parts: the part to use of each parameter.
         shape: shape of the port's parameter.
         turned: whether matrices are transposed.
         reshaped: whether a single array may be reshaped.
@@ -219,7 +252,10 @@ def _laid(shape: Shape, turned: bool) -> Layout:
 
 
 def write_questions(path: Path, questions: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write questions to a file of answers, atomically; everything else in the file is kept."""
+    """Write questions, by parameter of the port, to a file of answers, atomically.
+
+    The questions already in the file are replaced; everything else in it is kept.
+    """
     content = read_json_object(path) if path.exists() else {"answers": {}}
     # A link to a file that is kept elsewhere stays a link.
     with written_aside(path.resolve()) as aside:

@@ -60,7 +60,7 @@ from parity.sides.side import HoldsMade, LowPrecision, Rounding, Side, SideError
 FORCED = "rel_l2_forced"
 """Metric: relative L2 error of a stage that is recomputed from the original's values ("forced").
 
-The metric is a gate that exists only if the port can run in float64 and the original cannot.
+It is a gate, measured only if the port can run in float64 and the original cannot.
 """
 CANCELLED = "0 up to rounding: the error is relative to the terms that cancel"
 """Note on the gate of a quantity whose terms cancel."""
@@ -82,8 +82,8 @@ class Port:
     case: str = ""
     """Name of the case, such as `padding`."""
     valid: Valid = None
-    """Mask (batch, length) of the positions to compare, such as all but padding; None: all (see
-    `Valid`)."""
+    """Bool mask (batch, length), True at the positions to compare, such as all but padding; None:
+    all positions (see `Valid`)."""
     pins: tuple[Pin, ...] = ()
     """Stage pairs set by hand; all other stages are paired automatically."""
     gradients: bool = True
@@ -94,8 +94,9 @@ class Port:
     bfloat16: bool = True
     """Whether both sides run in bfloat16 too."""
     masked_outputs: bool = False
-    """Whether outputs contain masks on purpose: infinities, or numbers beyond 1e30. Masks agree
-    where the float64 run has masks too. If False, an infinite output fails."""
+    """Whether outputs contain masks on purpose: infinities, or numbers of magnitude 1e30 and more.
+    An infinity passes only where both sides and the float64 run have the same one; other masks are
+    compared by sign. If False, an infinite output fails."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
     """Outputs of either side that are not compared, by name, with the reason. A name also excludes
     every field below it: `output.cache` excludes `output.cache[0]`."""
@@ -103,8 +104,8 @@ class Port:
     """Class of the device in measurements, "cpu" or "cuda"; "" stands for the class of JAX's
     default device."""
     work: str = ""
-    """Hash that identifies the parameters and inputs, so that rows of different runs can be
-    compared; "" computes it from all parameters and inputs."""
+    """Hash that identifies the parameters and inputs: only measurements with equal hashes are
+    compared over time. "" computes the hash from all parameters and inputs."""
 
     @property
     def title(self) -> str:
@@ -214,11 +215,17 @@ def _compare(port: Port, *, again: bool) -> Report:
 def _not_in_low_precision(
     side: Side, rows: Sequence[Measurement], outputs: Iterable[str], comparison: Comparison
 ) -> list[Measurement]:
-    """Return a "not comparable" row for each output of a low-precision side that no gate on its
-    float32 run checks.
+    """Return a "not comparable" measurement for each output that no gate checks in the port's
+    float32 run, if the port computes in low precision on purpose, such as under autocast.
 
-    Such a side computes in full precision in its float64 run, so gates on that run do not count.
+    Gates on the float64 run do not count, since such a side computes that run in full precision.
     Empty for other sides.
+
+    Args:
+        side: the port's side.
+        rows: all measurements.
+        outputs: names of the port's outputs.
+        comparison: settings of the edge; creates the measurements.
     """
     if not isinstance(side, LowPrecision):
         return []
@@ -231,17 +238,18 @@ def _not_in_low_precision(
 
 
 def _repeated(row: Measurement) -> Measurement:
-    """Mark a stage or output as deterministic: each side gave the same bits in two float32 runs.
+    """Return the measurement of a stage or output marked as deterministic, others unchanged.
 
-    Other bits in a later run on the same machine then count as a change. Float64 runs are assumed
-    to be deterministic if the float32 runs are. Derivatives are computed once and stay unmarked.
+    Each side gave the same bits in two float32 runs, so other bits in a later run on the same
+    machine count as a change. Float64 runs are assumed to be deterministic if the float32 runs are.
+    Measurements of derivatives stay unmarked, because derivatives are computed only once.
     """
     derivative = Quantity(row.quantity).role in (Role.GRADIENT, Role.COTANGENT)
     return row if derivative else replace(row, deterministic=True)
 
 
 def check_two_sides(port: Port) -> None:
-    """Raise a PortError for anything but a port of two different sides."""
+    """Raise a PortError unless `port` is a `Port` with two different sides."""
     if not isinstance(port, Port):
         raise PortError(
             f"expected a parity.Port, got {_kind(port)}: compare one port at a time. In pytest, "
@@ -263,7 +271,7 @@ def check_two_sides(port: Port) -> None:
 
 
 def _kind(value: object) -> str:
-    """Return the type of a value, and the length of a list or tuple."""
+    """Describe the type of a value, such as `a str`, or `a list of 2` for a list or tuple."""
     name = type(value).__name__
     return f"a {name} of {len(value)}" if isinstance(value, list | tuple) else f"a {name}"
 
@@ -327,7 +335,8 @@ class _Both:
     port: SideRuns
 
     def differentiate(self, port: Port) -> None:
-        """Differentiate both sides: the loss, or one fixed direction of the outputs.
+        """Repeat the runs of both sides with derivatives: those of `port.loss`, or, without a loss,
+        of the sum of all paired outputs times fixed random cotangents.
 
         Raises:
             PortError: the loss is not an output of both sides.
@@ -367,13 +376,14 @@ class _Both:
         return self.original if side == "original" else self.port
 
     def lost(self, side: Side, noise: Mapping[str, Noise]) -> list[str]:
-        """Return the original's parameters that the port lacks and will need once trained.
+        """Return the names of the original's parameters that the port lacks and will need once
+        trained.
 
-        A bias starts at 0 and a scale at 1, so a port without it computes the same until training
-        changes it. Training changes a parameter if its derivative in the original is not 0. A
-        derivative that is 0 up to rounding, such as that of a key bias, does not count. A missing
-        parameter with varying values needs no such test: either a stage differs, or the port
-        recomputes it, such as a table.
+        Only constant parameters are returned: a bias starts at 0 and a scale at 1, so a port
+        without this parameter computes the same until training changes it. Training changes a
+        parameter if its derivative in the original is not 0. A derivative that is 0 up to rounding,
+        such as that of a key bias, does not count. A missing parameter with varying values needs no
+        such test: either a stage differs, or the port recomputes the parameter, such as a table.
 
         Args:
             side: the original.
@@ -392,14 +402,14 @@ class _Both:
         ]
 
     def made(self, shown: Collection[str]) -> list[str]:
-        """Return the port's parameters that an exporter computed from the trained ones
-        (`HoldsMade`).
+        """Return the names of the port's parameters that an exporter computed from the original's
+        (`HoldsMade`); empty if no exporter made the port.
 
-        A parameter with the name of a trained one counts only if it is the trained one with a norm
-        folded in (`folded`); any other value would be a wrong weight.
+        A parameter that has the name of one of the original's counts only if it is that parameter
+        with a norm folded in (`folded`); any other value would be a wrong weight.
 
         Args:
-            shown: parameters that already count as equal.
+            shown: names of the port's parameters that already count as equal.
         """
         side = self.port.side
         if not isinstance(side, HoldsMade):
@@ -420,11 +430,11 @@ class _Both:
             port: the port and its original.
             place: where the difference starts.
             again: whether the port may be compared again with other parameters; only then can
-                parameters in one another's place be found.
+                exchanged parameters be found.
 
         Returns:
-            Notes on square matrices that are not transposed, and notes on parameters in one
-            another's place, both by the port's name; at most one of the two is not empty.
+            Notes on square matrices that are not transposed, and notes on exchanged parameters,
+            both by name of the port's parameter; at most one of the two is not empty.
         """
         if _all_hold(rows):
             return {}, {}
@@ -439,9 +449,10 @@ class _Both:
     def shown_by_derivatives(self) -> frozenset[str]:
         """Return the names of reordered parameters whose order is confirmed if all gates pass.
 
-        Reordered parameters have the original's values in another order. The original's derivative
-        must be nonzero somewhere in every row and column. Passing gates show nothing about the
-        order of rows that these inputs do not use, such as embeddings of tokens that do not occur.
+        A reordered parameter has the original's values in another order. Passing gates confirm the
+        order only if the original's derivative by this parameter is nonzero somewhere in every row
+        and column: they show nothing about rows that these inputs do not use, such as embeddings of
+        tokens that do not occur.
         """
         gradients = self.original.best.gradients
         return frozenset(
@@ -474,13 +485,18 @@ class _Both:
     def judged(
         self, work: Work, device: str, again: bool
     ) -> tuple[dict[str, Noise], PortBounds, list[Measurement], tuple[str, ...]]:
-        """Measure how rounding changes both sides' results; return this noise, and the bounds
-        derived from it, the gates and notices.
+        """Measure how rounding changes both sides' results, and compare the sides within the bounds
+        derived from this noise.
 
         Args:
             work: the work given to both sides.
             device: class of the device, "cpu" or "cuda".
-            again: whether the noise may be measured by more runs where that could let gates pass.
+            again: whether noise may be measured again with more runs if failing gates might then
+                pass.
+
+        Returns:
+            The noise of the sides `original` and `port`, the bounds, the measurements of all edges,
+            and notices.
         """
         first = {side: self._noise(side) for side in ("original", "port")}
         noise = _completed(first)
@@ -501,10 +517,11 @@ class _Both:
     def _is_close(
         self, rows: Sequence[Measurement], noise: Mapping[str, Noise], work: Work
     ) -> bool:
-        """Return whether gates fail, and all might pass with noise floors from more runs.
+        """Return whether some gates fail, and all of these might pass with noise floors measured by
+        more runs.
 
-        Gates that would fail with noise floors `STUDENT` times as large, or for wrong parameters,
-        fail whatever more runs measure.
+        They might pass if they do with noise floors `STUDENT` times as large, and no parameter of
+        the port is wrong.
         """
         failing = [row for row in rows if row.verdict is Verdict.FAIL]
         wrong = [p for p in self.names.matching.pairs if not (p.is_equal or p.is_reordered)]
@@ -538,7 +555,8 @@ class _Both:
         return bounds, rows
 
     def _noise(self, side: str) -> Noise:
-        """Return how rounding changes one side's results; empty if it cannot run in float64."""
+        """Return the norms of one side's results and of their changes under rounding; empty if the
+        side cannot run in float64."""
         runs = self.runs(side)
         if runs.wide is None:
             return Noise()
@@ -552,10 +570,11 @@ class _Both:
         return Noise(norms_of(exact), responses, squares)
 
     def _more(self, side: str, noise: Noise) -> Noise:
-        """Return the noise of one side with responses from `MORE_SEEDS` runs.
+        """Return the noise of one side with its responses (norms of changes under rounding)
+        measured by `MORE_SEEDS` runs.
 
-        A side may refuse more runs, as a capture does; its noise is then unchanged. The squares of
-        elements are unchanged too: their bounds allow for few runs (`STUDENT`).
+        If the side refuses more runs, as a capture does, its noise is unchanged. `Noise.squares` is
+        always unchanged: the bounds derived from it allow for few runs (`STUDENT`).
         """
         runs = self.runs(side)
         if runs.wide is None:
@@ -569,15 +588,16 @@ class _Both:
         return replace(noise, responses=responses)
 
     def _moved(self, side: str, kind: Rounding) -> Callable[[int], dict[str, np.ndarray]]:
-        """Return a function of a seed that runs one side perturbed by rounding."""
+        """Return a function that runs one side perturbed by rounding with a given seed, and returns
+        the compared values."""
         runs = self.runs(side)
         return lambda seed: self._measured(side, runs.moved(kind, seed))
 
     def _measured(self, side: str, trace: Trace) -> dict[str, np.ndarray]:
         """Return the compared values of a run, by the port's names.
 
-        For the original, also its derivatives by parameters that the port lacks, under the names of
-        `_of_the_original`.
+        For the original, the derivatives by parameters that the port lacks are added, under the
+        names that `_of_the_original` returns.
         """
         found = self.view(side, trace)
         if side == "port":
@@ -624,7 +644,8 @@ class _Both:
     def arrays(self, edge: PortEdge) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return the arrays of the left and the right run of an edge, by the port's names.
 
-        An output without a partner is in one of the two runs only, so that its comparison fails.
+        An output without a partner is in one of the two only, so that its comparison fails. An
+        infinity that is a mask is 0 in both (`without_shared_infinities`).
         """
         left, right = (dict(self._arrays(name)) for name in edge.sides)
         if edge in BETWEEN:
@@ -641,11 +662,16 @@ class _Both:
     def _add_unpaired(
         self, port: dict[str, np.ndarray], original: dict[str, np.ndarray], edge: PortEdge
     ) -> None:
-        """Add, in place, outputs without a partner, and outputs whose shape differs from their
-        partner's.
+        """Add to the arrays of both sides, in place, the outputs without a partner, and those of
+        another shape than their partner.
 
-        An output of another shape replaces the rearranged array in `original`, so that comparing
-        the shapes fails.
+        An output of the original that has another shape replaces its rearranged array in
+        `original`, so that comparing the shapes fails.
+
+        Args:
+            port: arrays of the port's run, by the port's names.
+            original: arrays of the original's run, by the port's names.
+            edge: the two runs.
         """
         paired = {*port, *original}
         for name in self.port.best.outputs:
@@ -689,7 +715,8 @@ class _Both:
         return next((x for x in found if x is not None), None)
 
     def _explained(self, row: Measurement) -> Measurement:
-        """Add a note to a failed output that says how the output is wrong."""
+        """Return a measurement; if it is of an output that fails, with a note on how the output is
+        wrong."""
         if row.verdict is not Verdict.FAIL:
             return row
         pair = next((p for p in self.names.alignment.pairs if p.port == row.quantity), None)
@@ -714,7 +741,8 @@ class _Both:
         return row
 
     def compared(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return outputs and derivatives of both sides at valid positions, by the port's names."""
+        """Return outputs and derivatives of the original, then of the port, by the port's names, as
+        vectors of the elements at valid positions."""
         sides = []
         for side, runs in (("original", self.original), ("port", self.port)):
             found = self.view(side, runs.best)
@@ -731,7 +759,8 @@ class _Both:
         return sides[0], sides[1]
 
     def _at_valid(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the elements of arrays at valid positions, as vectors; gradients stay whole."""
+        """Return each array as a vector of its elements at valid positions; a gradient keeps all
+        its elements."""
         results = {
             n: np.ones(x.shape) for n, x in arrays.items() if not n.startswith(Role.GRADIENT)
         }
@@ -739,8 +768,8 @@ class _Both:
         return {n: x[counted[n] > 0] if n in counted else x.ravel() for n, x in arrays.items()}
 
     def ledger(self, rows: Sequence[Measurement], port: Port) -> tuple[Entry, ...]:
-        """Return, for each output and derivative of the original, whether it was compared, or why
-        not."""
+        """Return one ledger entry for each output and derivative of the original: whether it was
+        compared, or why not."""
         without_derivatives = ""
         if not port.gradients:
             without_derivatives = "it was not requested (Port.gradients)"
@@ -819,11 +848,18 @@ def _with_hidden(
     actual: dict[str, np.ndarray],
     expected: dict[str, np.ndarray],
 ) -> Measurement:
-    """Turn a passing gate into a failure if elements hidden by larger ones do not pass.
+    """Return a measurement; a passing gate is turned into a failure if elements hidden by larger
+    ones do not pass.
 
     An element is hidden if it is too small for an error in it to break the bound of the whole array
-    (`parity.port.hidden`). The failing row's value is the hidden elements' error over their bound,
-    times the tolerance. Rows that pass keep their values.
+    (`parity.port.hidden`). The value of the failure is the hidden elements' error divided by their
+    bound, times the tolerance.
+
+    Args:
+        row: the measurement of one quantity.
+        comparison: settings of the edge, with its bounds.
+        actual: values of the left run by quantity.
+        expected: values of the right run by quantity.
     """
     bounds = comparison.floors
     assert isinstance(bounds, PortBounds)
@@ -842,7 +878,8 @@ def _with_hidden(
 
 
 def _hidden_by_tables(row: Measurement, place: Place, bounds: PortBounds) -> Measurement:
-    """Turn the passing float64 gate of a stage into a failure if only tables let it pass.
+    """Return a measurement; the passing float64 gate of a stage is turned into a failure if it
+    passes only because of tables.
 
     Two float32 tables (precomputed constants) that differ by rounding widen the float64 tolerances
     of everything computed from them, to about 1e-7, which can hide a wrong epsilon. The stage fails
@@ -875,7 +912,7 @@ def _hidden_by_tables(row: Measurement, place: Place, bounds: PortBounds) -> Mea
 
 
 def _with_scale(row: Measurement, comparison: Comparison) -> Measurement:
-    """Add a note to the gate of a quantity whose terms cancel, which says what the error is
+    """Return a measurement; if the terms of its quantity cancel, with a note on what the error is
     relative to."""
     assert isinstance(comparison.floors, PortBounds)
     cancelled = row.quantity in comparison.floors.cancelled.get(comparison.edge, ())
@@ -927,10 +964,11 @@ def _all_hold(rows: Sequence[Measurement]) -> bool:
 
 
 def _completed(noise: Mapping[str, Noise]) -> dict[str, Noise]:
-    """Return the noise of both sides; an original without responses gets those of the port.
+    """Return the noise of the sides `original` and `port`; an original without responses gets those
+    of the port.
 
-    A response is the change of a result under rounding. An original that answers from a capture
-    may have none; its results are then assumed to respond like the port's.
+    A response is the norm of a result's change under rounding. An original that is a capture may
+    have no perturbed runs; its results are then assumed to respond like the port's.
     """
     original, port = noise["original"], noise["port"]
     responses = {

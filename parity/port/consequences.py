@@ -37,7 +37,7 @@ def compensated(
 
     Args:
         alignment: the pairs of stages.
-        rows: the measurements so far, by the port's names.
+        rows: the measurements so far, named as in the port.
         place: where the difference starts.
         outputs: names of the outputs of both sides; a differing output is never dropped.
     """
@@ -80,17 +80,17 @@ def _failing(rows: Iterable[Measurement]) -> set[str]:
 
 
 def _may_be_two(pair: Pair, outputs: Collection[str]) -> bool:
-    """Return whether a pair may be two different quantities.
+    """Return whether the two stages of a pair may be different quantities.
 
-    False if the pair was matched by value or by hand, or differs by at most `EQUAL`. False for
-    outputs too: a difference there is an error of the port.
+    False if the pair was matched by value or by hand, or the relative L2 difference of the stages
+    is at most `EQUAL`. False for outputs too: a difference there is an error of the port.
     """
     named = pair.by not in (AlignedBy.VALUE, AlignedBy.PIN) and pair.distance > EQUAL
     return named and not {pair.port, pair.original} & set(outputs)
 
 
 def without(alignment: Alignment, idle: Collection[Pair]) -> Alignment:
-    """Return the alignment (stage pairs) without the pairs `idle`, whose stages become unpaired."""
+    """Return the alignment without the stage pairs `idle`; their stages become unpaired."""
     originals = {pair.original: pair.layout.source for pair in idle}
     ports = {pair.port: pair.layout.target for pair in idle}
     return replace(

@@ -1,6 +1,6 @@
 """Search for how a port's parameters are made of the original's (their constructions).
 
-Names and shapes propose a construction of each parameter (`parity.engine.pairing.proposal`), or the
+Constructions are proposed from names and shapes (`parity.engine.pairing.proposal`), or from the
 order of use where names say nothing. Both programs are compared with the constructed parameters;
 where they differ, transpositions, exchanges and other orders of fused parts are tried.
 
@@ -38,7 +38,8 @@ from parity.sides.side import Precision, Run, Side, SideError, TakesParameters, 
 TRIES = 48
 """Largest number of comparisons in a search; each runs both programs several times."""
 AT_ONE_STAGE = 16
-"""Largest number of changes tried to correct one wrong stage, first those of its parameters."""
+"""Largest number of changes of constructions tried to correct one wrong stage, first those of the
+parameters that the stage uses."""
 # Norm weights are all 1 and biases all 0 at initialisation: without noise, values could not show
 # that two of them were exchanged. Relative noise keeps the scale of the program; the second term
 # moves zeros, and is positive, so that variances stay positive.
@@ -46,10 +47,10 @@ RELATIVE = 0.1
 """Largest relative noise added to the original's parameters while a conversion is tested."""
 ABSOLUTE = 0.02
 """Largest absolute noise added to the original's parameters while a conversion is tested."""
-# A number of bfloat16 has some 25 values within the noise: eight agree by chance once in 1e11.
+# With noise a bfloat16 number becomes one of some 25: eight numbers agree by chance once in 1e11.
 TIED = 8
-"""Smallest number of elements for which two parameters must be tied if they are equal with
-noise."""
+"""Two parameters of at least this many elements that are still equal after noise was added to them
+count as tied."""
 MOST_RUNS = 1024
 """Largest number of runs that each change one piece of a parameter, to see whether results
 change."""
@@ -73,8 +74,8 @@ class Question:
     why: str
     """Why no comparison confirmed the conversion."""
     choices: tuple[str, ...]
-    """Parameters of the original that a reshape or transposition makes fit, the unused ones first;
-    `{}` stands for a number."""
+    """Parameters of the original that fit `shape` after a reshape or transposition, the unused ones
+    first; `{}` in a name stands for a number."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the question as it is written to a file of answers."""
@@ -99,7 +100,8 @@ name."""
 
 
 class Search:
-    """Tests proposed constructions by comparing both programs; where these differ, tries changes.
+    """Tests proposed constructions by comparing both programs; where the programs differ, tries
+    other constructions.
 
     A construction says how a parameter of the port is made of parameters of the original.
     """
@@ -138,13 +140,14 @@ class Search:
         self.agreed = False
         """Whether both programs agree with noise on the parameters and without it."""
         self.effective: frozenset[str] = frozenset()
-        """The port's parameters of which every piece (part from one original), changed alone,
-        changes a result."""
+        """Names of the port's parameters on which results depend: a result changes if any one piece
+        (part taken from one parameter of the original) of such a parameter is changed."""
         self.lost: frozenset[str] = frozenset()
         """Parameters of the original that the port lacks although results depend on them."""
 
     def run(self) -> Matching:
-        """Search, and return the constructions with which the programs agree furthest.
+        """Search, and return the constructions with which the programs agree up to the latest
+        stage.
 
         Raises:
             ValueError: the sides cannot be compared (`parity.port.compare`).
@@ -162,7 +165,8 @@ class Search:
             refused.clear()
             self.pairs = self._with(constructions)
         self._test_effects(self.report)
-        # Values that the noise moved away, such as a guard against 0, count too.
+        # Without noise too: it may have moved values away from a case that only one program treats
+        # separately, such as 0.
         own = floating(self.port.original.parameters())
         self.report = compare(
             replace(self.port, port=self._converted(own), bfloat16=False, pins=())
@@ -172,17 +176,22 @@ class Search:
         return self._matching()
 
     def confirmed(self) -> frozenset[str]:
-        """Return the parameters whose construction is right, if both programs compute the same.
+        """Return the names of the port's parameters whose construction is confirmed; empty unless
+        both programs agree.
 
-        With noise on the original's parameters, no two of them are equal. So if all results hold,
-        and a change of any piece of a parameter breaks a tolerance, its construction is right.
-        Constants, symmetric matrices and equal parameters, which a side without noise may have, are
-        left out.
+        With noise added, no two parameters of the original are equal. So if the programs agree, and
+        a change of any piece of a parameter breaks a tolerance, its construction is right. Left out
+        are symmetric matrices and, if no noise could be added, constants and equal parameters.
         """
         return self.effective & self._distinct() if self.agreed else frozenset()
 
     def _test_effects(self, report: Report) -> None:
-        """Find the parameters on which results depend: changed alone, they break a tolerance."""
+        """Set `effective` and `lost`: results depend on a parameter if they leave their tolerances
+        when only this parameter, or one piece of it, is changed.
+
+        Args:
+            report: a comparison with noise, in which both programs agree; gives the tolerances.
+        """
         # In float64 if possible: a bound of float32 may hide a parameter with a small effect.
         found: dict[PortEdge, dict[str, float]] = {}
         for row in report.measurements:
@@ -205,7 +214,7 @@ class Search:
         used = {name for pair in self.pairs.values() for name in pair.originals}
         # A table that varies is recomputed by the port, or a stage differs.
         fresh = [n for n, x in self.theirs.items() if n not in used and _is_constant(x)]
-        # Needed, until a run shows that no result depends on them.
+        # They count as needed until a run shows that no result depends on them.
         self.lost = frozenset(fresh)
         try:
             base = side.run(how)
@@ -235,8 +244,9 @@ class Search:
         return self.side.with_parameters(made)
 
     def inferred(self) -> frozenset[str]:
-        """Return the parameters on which no result depends, but which come from the same modules of
-        the original as all other parameters of their module, which are confirmed.
+        """Return the names of unconfirmed parameters of the port that are made of parameters from
+        the same modules of the original as all other parameters of their own module, which are
+        confirmed.
 
         An example is the bias of an attention's key, which the softmax cancels.
         """
@@ -268,10 +278,11 @@ class Search:
         )
 
     def _distinct(self) -> set[str]:
-        """Return the port's parameters made only of parameters that their values identify.
+        """Return the names of the port's parameters that are made only of parameters of the
+        original whose values distinguish them from all others.
 
-        Not identified are equal parameters unless noise shows that they are tied (`TIED`),
-        constants without noise, and symmetric matrices, which equal their transpose.
+        Not distinguished are equal parameters, unless noise shows that they are tied (`TIED`);
+        constants, if no noise was added; and symmetric matrices, which equal their transpose.
         """
         used = {name: self.theirs[name] for pair in self.pairs.values() for name in pair.originals}
         bits = Counter((x.shape, x.tobytes()) for x in used.values())
@@ -288,7 +299,8 @@ class Search:
     def questions(self) -> Iterator[Question]:
         """Yield the questions about parameters that are not confirmed, inferred or answered.
 
-        Parameters whose names differ in numbers only, with one answer for all, share a question.
+        Parameters share a question if their names differ in numbers only and their shapes and
+        proposed constructions are the same.
         """
         mine = floating(self.port.port.parameters())
         # An adapter of rank 0 has nothing to convert.
@@ -315,8 +327,8 @@ class Search:
                 )
 
     def _proposed(self, name: str, numbers: str = "") -> str:
-        """Return the proposed construction of a parameter as text; with `numbers`, `{}` replaces
-        each number."""
+        """Return the proposed construction of a parameter as text, empty if there is none; unless
+        `numbers` is empty, with `{}` in place of each number."""
         pair = self.pairs.get(name)
         text = pair.construction.text() if pair else ""
         return naming.pattern(text) if numbers else text
@@ -331,8 +343,8 @@ class Search:
         return "no compared result depends on all of it"
 
     def _with_order(self, pairs: Mapping[str, Pair]) -> dict[str, Pair]:
-        """Return the pairs; parameters that names do not pair reliably are paired in order of
-        use."""
+        """Return the pairs of parameters, by the port's name; the parameters that names do not pair
+        reliably are paired in the order in which the programs use them."""
         # A second copy is a last resort: `0.bias` would be copied to every bias without a partner.
         # Numbers alone, as in `torch.nn.Sequential`, say nothing about what a module is.
         sure = {
@@ -364,7 +376,8 @@ class Search:
         return {name: known[name] for name in self.order if name in known}
 
     def _with_noise(self) -> Side:
-        """Return the original with noise on the parameters that the port has, or unchanged."""
+        """Return the original's side with noise added to the parameters of which the port's are
+        made; unchanged, with a notice, if its parameters cannot be changed or results overflow."""
         original = self.port.original
         self.has_noise = False
         if not isinstance(original, TakesParameters):
@@ -393,7 +406,8 @@ class Search:
         return changed
 
     def _compared(self, pairs: Mapping[str, Pair]) -> Report:
-        """Compare the original, with noise, and the port with these constructions."""
+        """Compare the original, with noise on its parameters, with the port, whose parameters are
+        made by the constructions in `pairs`; only the forward pass is compared."""
         self.tries += 1
         values = {name: p.construction.from_original(self.theirs) for name, p in pairs.items()}
         side = self.side.with_parameters(values)
@@ -401,8 +415,13 @@ class Search:
         return compare(replace(port, gradients=False, bfloat16=False))
 
     def _improvements(self, report: Report, refused: set[str]) -> Iterator[tuple[Change, Report]]:
-        """Yield changes that move the first wrong stage to a later one or correct all, and the
-        comparison with each."""
+        """Yield changes that move the first wrong stage to a later one or make the programs agree,
+        each with the report of the comparison after it.
+
+        Args:
+            report: the comparison before the changes.
+            refused: sentences of changes that are not tried; those that do not help are added.
+        """
         stages = [stage.name for stage in report.place.stages]
         at = _position(report, stages)
         for change in itertools.islice(self._changes(report, stages), AT_ONE_STAGE):
@@ -417,7 +436,8 @@ class Search:
             refused.add(change[0])
 
     def _changes(self, report: Report, stages: Sequence[str]) -> Iterator[Change]:
-        """Yield changes of the constructions, those near the first wrong stage first."""
+        """Yield changes of the constructions to try, first those of parameters used near the first
+        wrong stage."""
         culprit = report.place.culprit
         at = stages.index(culprit.name) if culprit is not None else len(stages)
 
@@ -443,10 +463,10 @@ class Search:
                     yield sentence, made
 
     def _together(self, parameters: Sequence[str]) -> Iterator[Change]:
-        """Yield the joint transposition of all square matrices that are now transposed, and of all
-        that are not.
+        """Yield up to two changes: one transposes back all square matrices that are transposed now,
+        the other transposes all that are not. A change of only one matrix is left out.
 
-        For example, the matrices of a query, key and value have an effect only together.
+        For example, the matrices of a query, key and value correct a stage only together.
         """
         kinds: dict[bool, dict[str, Construction]] = {}
         for p in parameters:
@@ -460,8 +480,8 @@ class Search:
                 yield f"{names} in the other order of axes", made
 
     def _alike(self, parameter: str) -> list[str]:
-        """Return a parameter and its counterparts in modules whose names differ in numbers only,
-        such as other layers."""
+        """Return the names of a parameter and of its counterparts in modules whose names differ in
+        numbers only, such as other layers; parameters that a person answered are left out."""
         kind = _kind(parameter)
         return [p for p in self.pairs if _kind(p) == kind and p not in self.fixed]
 
@@ -475,8 +495,8 @@ class Search:
             yield f"{_shown(parameter)} in the other order of axes", made
 
     def _exchanged(self, parameter: str, others: Sequence[str]) -> Iterator[Change]:
-        """Yield exchanges of two parameters of one module, or of all parameters of two sibling
-        modules, as far as their shapes are equal."""
+        """Yield exchanges of a parameter with others: of two parameters of one module, or of all
+        parameters of two sibling modules. Only parameters of equal shape are exchanged."""
         for other in others:
             within = naming.parent(other) == naming.parent(parameter)
             beside = naming.parent(other, 2) == naming.parent(parameter, 2)
@@ -507,8 +527,8 @@ class Search:
         )  # fmt: skip
 
     def _reordered(self, parameter: str) -> Iterator[Change]:
-        """Yield other orders of a fused parameter's parts, applied to all fused parameters of its
-        module."""
+        """Yield other orders of the parts of a fused parameter, each applied to all fused
+        parameters of the same module that have as many parts."""
         construction = self.pairs[parameter].construction
         pieces = construction.pieces
         # The terms of a sum have no order.
@@ -549,14 +569,15 @@ class Search:
 
 
 def agree(report: Report) -> bool:
-    """Return whether both programs compute the same, whatever parameters only one of them has."""
+    """Return whether both programs compute the same results; parameters that only one of them has
+    are ignored."""
     rows = [row for row in report.measurements if row.metric != "unmatched"]
     return first_divergence(rows) is None and has_output(report.ledger)
 
 
 def _position(report: Report, stages: Sequence[str]) -> int:
-    """Return the index of the first wrong stage; the number of stages if none is wrong by itself,
-    one more if everything holds, and -1 if the stages were not tested."""
+    """Return the index of the first wrong stage in `stages`; `len(stages)` if none is wrong by
+    itself, `len(stages) + 1` if the programs agree, and -1 if the stages were not tested."""
     if agree(report):
         return len(stages) + 1
     if report.place.culprit is None:
@@ -577,7 +598,8 @@ def _kind(name: str) -> tuple[str, str]:
 
 
 def _shown(name: str) -> str:
-    """Return a name with placeholders for the numbers of the modules that contain its module."""
+    """Return a parameter's name with `{}` in place of each number in the names of the modules that
+    contain its module."""
     return _joined(*_kind(name))
 
 
@@ -592,7 +614,8 @@ def _joined(*parts: str) -> str:
 
 
 def _turned(construction: Construction) -> Construction | None:
-    """Return a construction with every piece transposed; None unless all are square matrices."""
+    """Return a construction with every piece transposed, or transposed back if it already is; None
+    unless all pieces are square matrices."""
     pieces = []
     for piece in construction.pieces:
         rows = [n for n in piece.layout.target if n > 1]
@@ -606,8 +629,8 @@ def _turned(construction: Construction) -> Construction | None:
 
 
 def _equal_inputs(side: Side) -> list[str]:
-    """Return a notice for each input equal to another: no comparison shows if the parameters
-    applied to them were exchanged."""
+    """Return a notice for each input that equals an earlier one: no comparison would show that the
+    parameters applied to these two inputs were exchanged."""
     seen: dict[Any, str] = {}
     notices = []
     for name, x in side.inputs().items():
@@ -638,7 +661,7 @@ def _is_symmetric(x: np.ndarray) -> bool:
 
 
 def _changed(x: np.ndarray, place: Part | None = None) -> np.ndarray:
-    """Return an array with random other values in the block `place`; None: everywhere."""
+    """Return an array with its values in the block `place` changed at random; None: all values."""
     # Random, since norms and softmaxes are blind to a common factor or summand.
     rng = np.random.default_rng(1)
     wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
@@ -653,14 +676,15 @@ def _changed(x: np.ndarray, place: Part | None = None) -> np.ndarray:
 def _differs(
     side: Side, values: Arrays, how: Run, base: Trace, bounds: Mapping[str, float]
 ) -> bool:
-    """Return whether a result of `side` with other parameters leaves its bound around `base`.
+    """Return whether an output of `side` with other parameters differs from that of the run `base`
+    by more than its bound.
 
     Args:
-        side: a side that can run with other parameters; if it cannot, nothing differs.
-        values: the other values, by name.
+        side: the side; False if it cannot run with other parameters.
+        values: the other values, by parameter name.
         how: settings of the runs.
         base: a run with the side's own parameters.
-        bounds: relative L2 bounds by output.
+        bounds: largest relative L2 difference by output; other outputs are not compared.
     """
     if not isinstance(side, TakesParameters):
         return False
@@ -673,14 +697,15 @@ def _differs(
 
 
 def _fits(pieces: Sequence[Piece], order: Sequence[int]) -> bool:
-    """Return whether pieces can be put in this order: each takes the place of one with equal part
-    and layout."""
+    """Return whether the pieces of a construction can be put in this order: each must take the
+    place of a piece with an equal part and layout."""
     kinds = [(piece.part, piece.layout) for piece in pieces]
     return [kinds[i] for i in order] == kinds
 
 
 def _in_order(construction: Construction, order: Sequence[int]) -> Construction:
-    """Return a construction whose places are filled from its parameters in another order."""
+    """Return a construction with the same places, filled from the original's parameters in another
+    order."""
     pieces = construction.pieces
     names = [pieces[i].parameter for i in order]
     made = [replace(p, parameter=name) for p, name in zip(pieces, names, strict=True)]

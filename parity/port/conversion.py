@@ -29,22 +29,22 @@ from parity.port_tolerances import PortEdge
 from parity.sides.side import Precision, Run, Side, SideError, TakesParameters
 
 TRIED = 16
-"""Largest number of matrices tried, those of the stage's own module first; each costs a run of the
-port."""
+"""Largest number of matrices that are tried transposed, those of the first wrong stage's module
+first; each costs a run of the port."""
 
 
 def untransposed(
     place: Place, names: Correspondence, original: SideRuns, port: SideRuns
 ) -> dict[str, str]:
-    """Return notes, by the port's name, on square matrices whose transpose corrects the first wrong
-    stage.
+    """Return notes on the port's square matrices whose transpose corrects the first wrong stage, by
+    parameter name.
 
-    Each matrix is tried alone; if none is enough, all are tried together. Symmetric matrices equal
-    their transpose and are not tried.
+    Each matrix is tried alone; if none corrects the stage, all are tried together. Symmetric
+    matrices equal their transpose and are not tried.
 
     Args:
         place: Where the difference starts. The result is empty if every stage is correct when given
-            correct inputs, or if the first wrong one is wrong in float32 only.
+            correct inputs, or if the first wrong stage is wrong in float32 only.
         names: Correspondence of stages and parameters.
         original: Runs of the original.
         port: Runs of the port; the result is empty if its side cannot run with other parameters.
@@ -93,10 +93,11 @@ def untransposed(
 def misplaced(
     matching: Matching, parameters: Arrays, side: Side, holds: Callable[[Side], bool]
 ) -> dict[str, str]:
-    """Return notes, by the port's name, on parameters that were exchanged with one another.
+    """Return notes on the port's parameters that were exchanged with one another, by name.
 
-    An exchanged parameter holds another parameter of the original than its name suggests. The notes
-    are empty unless all gates pass once each of them holds the one that its name suggests.
+    An exchanged parameter holds the values of another parameter of the original than its name
+    suggests. The result is empty unless all gates pass once each exchanged parameter is given the
+    values that its name suggests.
 
     Args:
         matching: the pairs of parameters.

@@ -1,7 +1,7 @@
 """Correspondence of stages, outputs and parameters of a port and its original.
 
-Results have the port's names and layouts (arrangements of the elements). Invalid positions, such as
-padding, are zero on both sides.
+Stages and gradients are returned with the port's names and layouts (arrangements of the elements),
+cotangents with the original's.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class Correspondence:
     def gradients(
         self, original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the gradients of the original and of the port, in this order.
+        """Return the gradients of paired parameters, of the original and of the port in this order.
 
-        Names are quantities such as `grad/w`; shapes are those of the port's parameters.
+        Both are named as quantities, such as `grad/w`, and have the shapes of the port's
+        parameters.
 
         Args:
-            original: gradients by the original's parameters.
-            port: gradients by the port's parameters.
+            original: gradients by name of the original's parameter.
+            port: gradients by name of the port's parameter.
         """
         both = self.matching.gradients(original, port)
         names = {name: Quantity.gradient(name) for name in both}

@@ -16,10 +16,11 @@ METRIC = "unequal"
 
 
 def exact_partners(original: Arrays, port: Arrays) -> dict[str, str]:
-    """Return the port's partner of each integer or bool output of the original, by name.
+    """Return the name of the port's integer or bool output that corresponds to each one of the
+    original, by name of the original's output.
 
-    The partner is the port's output of the same name, else the next free one of the same shape.
-    Outputs without a partner are left out.
+    The partner is the port's output of the same name, else the port's first output of the same
+    shape that is not yet a partner. Outputs without a partner are left out.
 
     Args:
         original: integer and bool arrays by name.
@@ -43,7 +44,7 @@ def compare_exactly(
     """Return one gate for each integer or bool output of either side.
 
     Args:
-        comparison: settings of the comparison; creates the rows.
+        comparison: settings of the edge; creates the measurements.
         original: integer and bool arrays by name.
         port: likewise.
         partners: the port's names by the original's (`exact_partners`).
@@ -72,7 +73,7 @@ def compare_exactly(
 
 
 def _mismatch(actual: np.ndarray, expected: np.ndarray) -> str:
-    """Return why two arrays cannot be compared; empty if they can."""
+    """Return why two integer or bool arrays cannot be compared; empty if they can."""
     if actual.shape != expected.shape:
         return f"expected shape {expected.shape}, received {actual.shape}"
     if (actual.dtype == bool) != (expected.dtype == bool):

@@ -63,8 +63,8 @@ class Squares:
     seeds: int = 0
 
     def add(self, exact: Arrays, moved: Arrays) -> None:
-        """Add the squared change of each element in one more run, which rounding with another seed
-        perturbed."""
+        """Add the squared change of each element between an unperturbed run and one more perturbed
+        run (`moved`)."""
         self.seeds += 1
         for name, value in exact.items():
             # An infinity is a mask; its change is irrelevant.

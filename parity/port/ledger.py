@@ -31,7 +31,7 @@ FROZEN = "the original does not train it (`requires_grad` is False)"
 UPDATED = "the call changed it in place: return it on both sides to have it compared"
 BY_INPUT = "derivatives are taken by parameters only"
 NO_OUTPUT = "outputs"
-"""Quantity of the row which reports that no output was compared."""
+"""Quantity of the measurement which reports that no output was compared."""
 
 
 class Role(StrEnum):
@@ -78,7 +78,7 @@ def has_output(ledger: Iterable[Entry]) -> bool:
 def require_an_output(
     rows: Sequence[Measurement], ledger: Sequence[Entry], comparison: Comparison
 ) -> list[Measurement]:
-    """Return the rows; if no output was compared, with an added row that is not comparable."""
+    """Return the measurements; if no output was compared, a "not comparable" one is added."""
     if has_output(ledger):
         return list(rows)
     reasons = {entry.reason for entry in ledger if entry.role is Role.OUTPUT}
@@ -107,7 +107,7 @@ def ledger_of(
         rows: all measurements, from which the compared quantities are read.
         original: the original's most precise run.
         partners: names of the port's outputs, by name of the original's output.
-        matching: parameters of the original by parameter of the port.
+        matching: the pairs of parameters.
         left_out: reasons given by the case (`Port.not_compared`), by excluded output.
         inputs: names of the original's floating-point inputs.
         without_derivatives: why no derivative was computed; empty if derivatives were computed.
@@ -150,7 +150,16 @@ def _entry(
     port: str,
     gates: Mapping[str, Sequence[Measurement]],
 ) -> Entry:
-    """Return the entry of an output or derivative, given the port's quantities for it."""
+    """Return the entry of an output or derivative, which was compared if each of the port's
+    `quantities` for it has a gate.
+
+    Args:
+        name: name in the original.
+        role: output or derivative.
+        quantities: names under which the port's counterparts are measured.
+        port: name of the counterpart in the port; empty if there is none.
+        gates: measurements by quantity.
+    """
     why = "the port has no counterpart of it"
     for quantity in quantities:
         found = gates.get(quantity, ())

@@ -49,7 +49,8 @@ at most this factor times the tolerance."""
 
 # Any change shows a dependence: float64 results then differ.
 CHANGE = 1e-3
-"""Largest change of a parameter or an input when testing which stages depend on it."""
+"""Largest absolute change of a number in the parameters or inputs, when testing which stages depend
+on them."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class Place:
     stage (the culprit)."""
 
     edge: PortEdge
-    """The two runs that were compared when each stage was fed the original's values."""
+    """The two runs whose stages were compared, each stage computed from the original's values."""
     stages: tuple[Stage, ...]
-    """Errors of the stages, in order of computation."""
+    """Free and forced error of each stage, with its tolerance, in order of computation."""
     worst: tuple[Worst, ...] = ()
     """Elements of the culprit that differ most, the worst first."""
     where: str = ""
@@ -100,7 +101,8 @@ class Place:
 def localise(
     together_: Correspondence, original: SideRuns, port: SideRuns, constants: Mapping[str, float]
 ) -> Place:
-    """Recompute every aligned stage of the port from the original's values, and compare it.
+    """Recompute every paired stage of the port from the original's values, and return which stages
+    are wrong.
 
     Args:
         together_: the pairs of stages and parameters.
@@ -199,11 +201,11 @@ def _own_tables(
     fed: Mapping[str, np.ndarray],
     constants: Mapping[str, float],
 ) -> Mapping[str, float]:
-    """Return the noise floors due to the original's float32 tables (constant arrays), with the
-    original's own values fed to each stage.
+    """Return the noise floors due to the original's float32 tables (constant arrays), by the port's
+    names, with each stage of the original computed from unperturbed values of earlier stages.
 
-    The rounding of a table used in an earlier stage is already in the value that both sides are
-    fed, so it explains no error of a stage computed from that value. A stage that is a table
+    The rounding of a table used in an earlier stage is already in the stage value that both sides
+    are fed, so it explains no error of a stage computed from that value. A stage that is a table
     itself, such as the sines of a rotary embedding, is not fed (`_depending`): the port may compute
     the table anew in each layer.
 
@@ -230,10 +232,10 @@ def _own_tables(
 
 
 def _depending(original: SideRuns, pairs: Iterable[Pair]) -> set[str]:
-    """Return the original's stages that depend both on parameters that the port also holds and on
-    the inputs.
+    """Return the names of the original's stages that depend both on parameters that the port also
+    holds and on the inputs.
 
-    The other stages are tables, also if scaled by a parameter or indexed by an input.
+    The other stages are tables, even those scaled by a parameter or indexed by an input.
 
     Raises:
         SideError: the original cannot run with other parameters or inputs.
@@ -282,8 +284,8 @@ def _against_float32(port: SideRuns, fed: _Fed) -> Place:
 
 
 def _in_float32(port: SideRuns, fed: _Fed) -> Place:
-    """Compare the port's float32 stages with the port's float64 stages, both computed from the
-    original's float32 values."""
+    """Compare the port's float32 stages with its float64 stages, all computed from the original's
+    float32 values."""
     forced = port.run(Run(forced=fed.replaced)).stages
     edge = PortEdge.PORT32_PORT64
     return _place(edge, port.narrow.stages, forced, fed.exact, fed.theirs, fed.floors)

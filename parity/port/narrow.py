@@ -23,7 +23,7 @@ from parity.sides.side import Precision, Rounding, Run, SideError
 
 @dataclass(frozen=True, slots=True)
 class NarrowStage:
-    """Errors of one stage in bfloat16, relative L2; NaN where unknown.
+    """Relative L2 errors of the port and of the original at one stage in bfloat16; NaN if unknown.
 
     Each side's error is measured against the same side's float64 run, or the original's against its
     float32 run if the original has no float64 run.
@@ -33,7 +33,7 @@ class NarrowStage:
     port: float
     original: float
     floor: float
-    """Noise floor: relative L2 error explained by rounding each of the port's operations."""
+    """Noise floor: relative L2 error explained by rounding the port's operations to bfloat16."""
 
     @property
     def ratio(self) -> float:
@@ -46,14 +46,14 @@ class NarrowStage:
 def compare_narrow(
     comparison: Comparison, together_: Correspondence, original: SideRuns, port: SideRuns
 ) -> tuple[tuple[NarrowStage, ...], tuple[Measurement, ...], tuple[str, ...]]:
-    """Return the errors of the stages, rows (gates and informational ones), and notices.
+    """Return the errors of the stages, measurements (gates and informational ones), and notices.
 
     The notices say which side could not run or be perturbed, and why. There are no stages if the
     port has no float64 run or did not run in bfloat16. If only the original ran in bfloat16, and
-    the port is not a capture, one row reports the port's first output as not measured.
+    the port is not a capture, one measurement reports the port's first output as not compared.
 
     Args:
-        comparison: settings of the bfloat16 edge; creates the rows.
+        comparison: settings of the bfloat16 edge; creates the measurements.
         together_: the pairs of stages and parameters.
         original: runs of the original.
         port: runs of the port.
@@ -115,9 +115,10 @@ def compare_narrow(
 def _floors(
     port: SideRuns, truth: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Return the noise floor of each stage under bfloat16 rounding, parameters included.
+    """Return the noise floor of each stage of the port in bfloat16, and notices.
 
-    If the noise floors cannot be measured, return no floors and a notice that says why.
+    The floor includes the rounding of the parameters to bfloat16. If the floors cannot be measured,
+    the first result is empty, and one notice says why.
     """
 
     def moved(seed: int) -> Mapping[str, np.ndarray]:

@@ -25,8 +25,8 @@ from parity.port_tolerances import PortEdge
 AROUND = 3
 """Number of stages shown before and after the stage where a difference starts."""
 NAMES = 8
-"""Largest number of names listed in one line of results that were not compared for the same
-reason."""
+"""Largest number of names in one list of the text, such as that of the results not compared for the
+same reason."""
 EXCHANGED = "with every parameter assigned by its name, all gates pass"
 """End of a note on parameters that were exchanged."""
 ELEMENTS = 3
@@ -50,11 +50,11 @@ class Report:
     ledger: tuple[Entry, ...]
     """Each output and derivative of the original: compared, or the reason why not."""
     untransposed: Mapping[str, str] = field(default_factory=dict)
-    """Notes on square matrices with which the first wrong stage passes when they are transposed, by
-    the port's name (`parity.port.conversion.untransposed`)."""
+    """Notes on the port's square matrices whose transpose makes the first wrong stage pass, by
+    parameter name (`parity.port.conversion.untransposed`)."""
     misplaced: Mapping[str, str] = field(default_factory=dict)
-    """Notes on parameters that were exchanged, by the port's name. Not empty only if all gates pass
-    once the parameters are assigned by name (`parity.port.conversion.misplaced`)."""
+    """Notes on the port's parameters that were exchanged, by name. Empty unless all gates pass once
+    the parameters are assigned by name (`parity.port.conversion.misplaced`)."""
     lost: tuple[str, ...] = ()
     """Parameters of the original that the port lacks and will need once they are trained."""
 
@@ -94,7 +94,8 @@ class Report:
 
     @property
     def wrong_derivatives(self) -> tuple[str, ...]:
-        """Parameters with wrong derivatives, the one used last in the forward pass first.
+        """Names of the parameters with wrong derivatives, from the last one used in the forward
+        pass to the first.
 
         Derivatives are computed backwards: an error affects the derivatives of all parameters used
         earlier in the forward pass, so the first name is nearest to the error.
@@ -122,9 +123,10 @@ class Report:
         return tuple(f"parameter {name}: {'; '.join(said)}" for name, said in notes.items())
 
     def worst(self, edge: PortEdge) -> Measurement | None:
-        """Return the relative L2 error that uses most of its tolerance on an edge (pair of runs).
+        """Return the measurement with the largest relative L2 error, as a fraction of its
+        tolerance, on an edge (pair of runs).
 
-        NaN counts as the most. None if no relative L2 error was measured on the edge.
+        NaN counts as the largest. None if no relative L2 error was measured on the edge.
         """
         rows = [m for m in self.measurements if m.edge == edge and m.metric == "rel_l2"]
         return max(rows, key=lambda m: _order(m.fraction), default=None)
@@ -180,7 +182,7 @@ class Report:
 
         The error is in code that uses the result of the last stage whose parameters have a wrong
         derivative: the derivatives of all parameters that are used later are right. Empty if the
-        name of the first of `wrong_derivatives` does not show in which stage it is used.
+        name of the first parameter of `wrong_derivatives` does not show which stage uses it.
         """
         stages = [stage.name for stage in self.place.stages]
         at = first_use(self.wrong_derivatives[0], stages)
@@ -234,7 +236,8 @@ class Report:
         return lines + self._source()
 
     def _source(self) -> list[str]:
-        """Return the report's lines on where in the source the culprit's error arises."""
+        """Return the lines of the report on where the error of the first wrong stage arises in the
+        port's source; empty if unknown."""
         operation, lines = self.place.operation, []
         if operation is None:
             return lines
@@ -279,11 +282,10 @@ class Report:
 
 
 def first_use(parameter: str, stages: Sequence[str]) -> int:
-    """Return the index of the first stage that may use a parameter; -1 if the parameter's name
-    shows none.
+    """Return the index of the first stage that may use a parameter, judged by its name.
 
-    The first stage of the parameter's module is returned, or else of the nearest enclosing module
-    that has stages.
+    This is the first stage of the parameter's module, or of the nearest enclosing module that has
+    stages; -1 if there is none.
 
     Args:
         parameter: dotted name of the parameter.

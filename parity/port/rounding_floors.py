@@ -45,10 +45,11 @@ Floors = dict[str, float]
 def floors_of(
     exact: Arrays, moved: Callable[[int], Arrays], seeds: Sequence[int] = range(SEEDS)
 ) -> Floors:
-    """Return the relative noise floor of each array: its change under rounding over its L2 norm.
+    """Return the relative noise floor of each array by name: the L2 norm of its change under
+    rounding, divided by its L2 norm.
 
-    Where the norm is 0, the change is not divided. Arguments as in `responses_of`, which returns
-    the changes undivided.
+    Where the array's norm is 0, the change is not divided. `responses_of` has the same arguments
+    and returns the changes undivided.
     """
     norms = norms_of(exact)
     return {n: x / (norms[n] or 1.0) for n, x in responses_of(exact, moved, seeds).items()}
@@ -60,7 +61,8 @@ def responses_of(
     seeds: Sequence[int] = range(SEEDS),
     squares: Squares | None = None,
 ) -> Floors:
-    """Return the L2 norm of each array's change under rounding, as a root mean square over seeds.
+    """Return the L2 norm of each array's change under rounding, by name, as a root mean square over
+    seeds.
 
     Args:
         exact: unperturbed float64 values.
@@ -81,13 +83,13 @@ def responses_of(
 
 
 def pooled(first: Mapping[str, float], rest: Mapping[str, float]) -> Floors:
-    """Return the responses to rounding in all `MORE_SEEDS` runs, as a root mean square, by
-    quantity.
+    """Return the responses (L2 norms of changes under rounding) of all `MORE_SEEDS` runs, as a root
+    mean square, by quantity.
 
-    A response stays that of the first runs if it would grow more than `STUDENT` times, or is not
-    finite with more runs. Four responses of a normal variable are too small by that factor twice in
-    ten thousand times; a larger growth comes from rare jumps, such as a comparison that rounding
-    decides, and would hide a wrong constant.
+    A quantity keeps the response of the first runs if more runs make it more than `STUDENT` times
+    as large, or not finite. For a normal variable the response of four runs is too small by that
+    factor in 2 of 10,000 cases; a larger growth comes from rare jumps, such as a comparison that
+    rounding decides, and would hide a wrong constant.
 
     Args:
         first: responses of the first `SEEDS` runs.
@@ -102,13 +104,13 @@ def pooled(first: Mapping[str, float], rest: Mapping[str, float]) -> Floors:
 
 
 def norms_of(arrays: Arrays) -> Floors:
-    """Return the L2 norm of the finite elements of each array."""
+    """Return the L2 norm of the finite elements of each array, by name."""
     return {n: float(np.linalg.norm(x[np.isfinite(x)])) for n, x in arrays.items()}
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Norms of a side's float64 values, and of their change under rounding, by quantity.
+    """L2 norms of a side's float64 values, and of the change of these values under rounding.
 
     Attributes:
         norms: L2 norm of each quantity.
@@ -122,8 +124,8 @@ class Noise:
     squares: Mapping[Rounding, Arrays] = field(default_factory=dict)
 
     def floors(self, kind: Rounding) -> Floors:
-        """Return the relative noise floor of each quantity: its change under rounding over its
-        norm, or the change undivided where the norm is 0 or unknown."""
+        """Return the relative noise floor of each quantity: the norm of its change under rounding,
+        divided by its norm unless that is 0 or unknown."""
         found = self.responses.get(kind, {})
         return {name: x / (self.norms.get(name) or 1.0) for name, x in found.items()}
 
@@ -208,9 +210,9 @@ class PortBounds:
     def of(cls, original: Noise, port: Noise) -> PortBounds:
         """Derive the bounds from the noise of two sides.
 
-        L2 norms of the noise of two sides are combined, and the result is divided by one scale.
-        Relative floors could not be combined: a derivative may be 0 in float64 on one side and
-        nothing but rounding on the other.
+        On each edge the two sides' changes under rounding are combined as L2 norms, and the result
+        is divided by one scale. Relative floors could not be combined: a derivative may be exactly
+        0 in float64 on one side and nothing but rounding on the other.
         """
         sides = {"original": original, "port": port}
         floors: dict[Edge, Floors] = {}
@@ -259,8 +261,9 @@ class PortBounds:
     ) -> Hidden | None:
         """Return the elements hidden by larger ones whose error is largest relative to its bound.
 
-        None if nothing is hidden, no floor was measured, elements are not finite, or the terms of
-        the quantity cancel (`cancelled`).
+        None if no element is hidden, no noise floor was measured, some elements are not finite, or
+        the terms of the quantity cancel (`cancelled`). `actual` and `expected` are the quantity in
+        the left and the right run of the edge.
         """
         squares = self._squares(edge, quantity)
         row = rule(PORTS, edge, kind)
@@ -281,9 +284,10 @@ class PortBounds:
         )
 
     def _squares(self, edge: Edge, quantity: str) -> np.ndarray | None:
-        """Return the square of each element's noise floor on an edge, combined as in `_by_edge`.
+        """Return the squared noise floor of each element of a quantity on an edge, in the
+        quantity's shape; sides are combined as in `_by_edge`.
 
-        None if no side was perturbed.
+        None if no side of the edge was perturbed.
         """
         operations, tables = (
             [s.squares.get(kind, {}).get(quantity) for s in (self.original, self.port)]
@@ -306,7 +310,8 @@ def _narrowed_squares(squares: Iterable[np.ndarray | None]) -> list[np.ndarray |
 
 
 def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
-    """Return the largest relative L2 error that passes, given a quantity's relative noise floor."""
+    """Return the largest relative L2 error that passes, given a quantity's relative noise floor;
+    NaN if the floor is NaN or the tolerance table has no rule."""
     row = rule(PORTS, edge, kind)
     if row is None:
         return math.nan
@@ -317,7 +322,8 @@ def stage_bound(edge: Edge, kind: Kind, floor: float) -> float:
 
 
 def _factor(kind: Kind, edge: Edge = PortEdge.ORIGINAL32_PORT64) -> float:
-    """Return the factor on the noise floor in the tolerance of an edge; NaN without a rule.
+    """Return the factor on the noise floor in the tolerance of an edge; NaN if the tolerance table
+    has no rule for it.
 
     Rules of float64 edges have no factor; the factor of edges with one float32 side is used there.
     """
@@ -328,11 +334,12 @@ def _factor(kind: Kind, edge: Edge = PortEdge.ORIGINAL32_PORT64) -> float:
 
 
 def _by_edge(original: Noise, port: Noise) -> dict[Edge, Floors]:
-    """Return the change that rounding may cause on each edge (pair of runs), by quantity.
+    """Return the L2 norm of the difference that rounding may cause on each edge (pair of runs), by
+    quantity.
 
-    On edges between two float32 or two float64 runs both sides' responses are combined, with the
-    responses to rounded tables. On edges between a float32 and a float64 run, only the response of
-    the side with the float64 run counts.
+    On edges between two float32 or two float64 runs, both sides' responses (changes under rounding)
+    are combined, including those to perturbed tables. On edges between a float32 and a float64 run,
+    only the response of the side with the float64 run counts.
     """
     o, p = (side.responses.get(Rounding.OPERATIONS, {}) for side in (original, port))
     tables = [side.responses.get(Rounding.CONSTANTS, {}) for side in (original, port)]

@@ -22,8 +22,8 @@ from parity.sides.side import HoldsTables, Side, TakesExactParameters
 def exact_sums(
     matching: Matching, original: Mapping[str, np.ndarray], side: Side
 ) -> dict[str, np.ndarray]:
-    """Return the port's parameters that are sums of the original's, added in float64, by the port's
-    name.
+    """Return float64 values of the port's parameters that are sums of parameters of the original,
+    by the port's name.
 
     Empty if the port's side cannot run with float64 parameters.
 
@@ -86,9 +86,9 @@ def _tables(side: Side, whose: str) -> list[np.ndarray]:
 
 
 def _partners(table: np.ndarray, others: Sequence[np.ndarray]) -> bool:
-    """Return whether an array of `others` equals a table, apart from missing rows at the end.
+    """Return whether an array of `others` equals a table in all rows that both have.
 
-    One of the two may be a table for the longest sequence, the other for this sequence only.
+    One of the two may have rows for the longest sequence, the other for this sequence only.
     """
     return any(_same_rows(table, other) for other in others)
 
@@ -102,19 +102,20 @@ def _same_rows(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 ROUNDINGS = 4
-"""Units of rounding that the ratio of two elements of one row may be off: two for each element, one
-of the factor's product with it and one of the factor itself."""
+"""Largest relative error of a multiplied element in `_is_scaled`, in unit roundoffs. The element
+and the one from which the factor is read each have two: one for rounding the factor, and one for
+rounding the product."""
 
 
 def folded(
     names: Collection[str], port: Arrays, original: Arrays, missing: Collection[str]
 ) -> set[str]:
-    """Return the parameters into which an exporter folded a factor per row, such as a norm's
-    weight.
+    """Return the names of the parameters into which an exporter folded one factor for each index of
+    an axis, such as a norm's weight.
 
-    They are matrices or kernels that hold the original's values of the same name times a number for
-    each index of one axis, and the biases beside them. The port must lack a vector of the original
-    that has an element for each of these numbers, such as the weight of the norm.
+    A matrix or kernel counts if it equals the original's parameter of the same name times these
+    factors, and the port lacks a vector of the original with as many elements as there are factors,
+    such as the weight of the norm. The vectors of the same module, such as its bias, count too.
 
     Args:
         names: parameters of the port with other values than the original's.

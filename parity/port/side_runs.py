@@ -32,11 +32,11 @@ class SideRuns:
         side: the side to run.
         valid: mask of the positions to compare; see `Valid`.
         whose: `original` or `port`, for messages.
-        masked_outputs: whether outputs contain masks on purpose; stages that are no outputs always
-            may.
-        left_out: outputs that are not compared, including every field below them.
-        sums: by name, the parameters that are sums of the other side's parameters and stored
-            rounded; the values are the sums in float64.
+        masked_outputs: whether outputs contain masks on purpose; other stages may always contain
+            masks.
+        left_out: names of outputs that are not compared; a name includes every field below it.
+        sums: float64 values, by name, of the parameters in which this side stores the rounded sum
+            of parameters of the other side; used in float64 runs.
 
     Raises:
         SideError: the side rejects its inputs.
@@ -61,7 +61,7 @@ class SideRuns:
         self.shared: frozenset[str] | None = None
         self.notices: tuple[str, ...] = ()
         self.masked: set[str] = set()
-        """Names of stages with a number of at least `MASK` in any run so far."""
+        """Names of stages with a number of magnitude `MASK` or more in any run so far."""
         self.dropped: dict[str, str] = {}
         """The entry of `left_out` that excludes an output, by the output's name."""
         self.narrow = self.run(Run())
@@ -79,14 +79,15 @@ class SideRuns:
         return self.narrow if self.wide is None else self.wide
 
     def run(self, how: Run, side: Side | None = None) -> Trace:
-        """Run the side once; set invalid positions to zero and masks to 1 or -1.
+        """Run the side once; set invalid positions to zero, and masks (magnitude at least `MASK`)
+        to 1 or -1.
 
-        Masks are replaced because they differ between dtypes, for example the lowest number of a
+        Masks are replaced because they may differ between dtypes, such as the lowest number of each
         dtype, and would dominate every norm.
 
         Args:
             how: settings of the run.
-            side: the side with other parameters or inputs; None: this side unchanged.
+            side: a copy of the side with other parameters or inputs; None: the side itself.
         """
         with exits_named(self.name):
             trace = self._without_left_out((side or self.side).run(how))
@@ -129,7 +130,7 @@ class SideRuns:
         how = Run(Precision.FLOAT64, rounding, seed, shared=self.shared)
         side = self.side
         if rounding is Rounding.OPERATIONS and self.sums:
-            # Each sum was rounded once, to the dtype of the parameter, when that was made.
+            # Each sum was rounded once, to the dtype of the parameter that stores it.
             random = np.random.default_rng((seed, len(self.sums)))
             stored = side.parameters()
             side = _with_exact(
@@ -144,8 +145,8 @@ class SideRuns:
         return self.run(replace(how, forced=forced), side)
 
     def _without_left_out(self, trace: Trace) -> Trace:
-        """Return a run without the outputs in `left_out`, and add the removed outputs to
-        `dropped`."""
+        """Return the results of a run without the outputs in `left_out`, and add the names of the
+        removed outputs to `dropped`."""
         names = (*trace.outputs, *trace.exact, *trace.unread)
         dropped = {n: top for n in names if (top := covering(n, self.left_out)) is not None}
         if not dropped:
@@ -160,7 +161,8 @@ class SideRuns:
         )
 
     def _unrepeatable(self) -> str | None:
-        """Return the first stage or output that differs in a second float32 run; None if none."""
+        """Return the name of the first stage or output that differs in a second float32 run; None
+        if both runs are equal."""
         again = self.run(Run())
         second = again.stages | again.exact
         for name, value in (self.narrow.stages | self.narrow.exact).items():
@@ -172,13 +174,13 @@ class SideRuns:
 
 
 def _roundoff(x: np.ndarray) -> float:
-    """Return the unit roundoff of an array's dtype, at least float32's."""
+    """Return the unit roundoff of an array's dtype, or float32's if that is larger."""
     return max(UNIT_ROUNDOFF, float(ml_dtypes.finfo(x.dtype).eps) / 2)
 
 
 def _with_exact(side: Side, values: Mapping[str, np.ndarray]) -> Side:
-    """Return a side whose float64 runs have the parameters `values`; `side` itself if `values` is
-    empty."""
+    """Return a copy of a side whose float64 runs use `values` for the parameters of these names;
+    `side` itself if `values` is empty."""
     if not values:
         return side
     assert isinstance(side, TakesExactParameters)
@@ -186,7 +188,7 @@ def _with_exact(side: Side, values: Mapping[str, np.ndarray]) -> Side:
 
 
 def covering(name: str, names: Collection[str]) -> str | None:
-    """Return the first of `names` that is or contains an output; None if none does.
+    """Return the first of `names` that equals or contains the output `name`; None if there is none.
 
     For example, `output.cache` contains `output.cache[0]`.
     """

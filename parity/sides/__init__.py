@@ -1,8 +1,8 @@
 """Sides: the programs that are compared, wrapped in one interface for all libraries.
 
-A side has named parameters, inputs and stages (named intermediates). `side` defines the interface.
-One module per library wraps that library's programs without changing them; the module is imported
-on first use.
+A side has named parameters, inputs and stages (named intermediates). The module `side` defines the
+interface. For each library, another module wraps that library's programs without changing them; it
+is imported on first use.
 """
 
 from __future__ import annotations

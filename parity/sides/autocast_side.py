@@ -32,7 +32,8 @@ _CASTS = frozenset(("_to_copy", "copy_"))
 
 
 class AutocastSide(TorchSide):
-    """A torch module that runs under `torch.autocast`; stages as in `TorchSide`.
+    """A torch module that runs under `torch.autocast`; its stages are the results of its
+    submodules, by path.
 
     Its float64 run is that of the module without autocast. Only the forward pass can be compared:
     use `Port(..., gradients=False, bfloat16=False)`.
@@ -63,7 +64,8 @@ class AutocastSide(TorchSide):
         super().__init__(module, *inputs, call=call, **keywords)
         self.autocast = autocast
         self._moves = True
-        """Whether a run that should be perturbed perturbs the shadows (float64 values)."""
+        """Whether perturbed runs perturb the shadows (float64 values); False only for the run from
+        which their change is measured."""
         self._shadows: Shadows | None = None
         """Shadows of the perturbed run in progress or just ended; None in and after other runs."""
 
@@ -79,11 +81,13 @@ class AutocastSide(TorchSide):
                 "Port(..., gradients=False)"
             )
         if how.precision is Precision.BFLOAT16:
-            raise SideError("a side under autocast has no run in bfloat16: pass bfloat16=False")
+            raise SideError(
+                "a side under autocast has no run in bfloat16: pass Port(..., bfloat16=False)"
+            )
         if how.rounding is not Rounding.OPERATIONS:
             return super().run(how)
-        # Only the effect of rounding, on top of the module without autocast: where autocast makes
-        # it another program, such as one with another branch, that difference is no rounding.
+        # Only the effect of rounding is added to the run without autocast. Where autocast changes
+        # the program otherwise, such as by another branch, the difference is no rounding.
         exact = super().run(Run(Precision.FLOAT64, forced=how.forced))
         try:
             self._moves = False
@@ -134,8 +138,9 @@ class AutocastSide(TorchSide):
 class Shadows(TorchDispatchMode):
     """Dispatch mode that repeats every operation in float64 on shadows of its operands.
 
-    A shadow is the float64 value of a tensor, perturbed by the roundoff of each operation that the
-    program rounded. A tensor that no operation made, such as a parameter, is its own value.
+    A shadow is the float64 value of a tensor, computed by operations whose results are perturbed by
+    the roundoff of the dtype that the program used. The shadow of a tensor that no operation made,
+    such as a parameter, is the tensor in float64.
 
     Args:
         seed: seed of the perturbation's signs; None: nothing is perturbed.
@@ -148,8 +153,8 @@ class Shadows(TorchDispatchMode):
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def of(self, x: Any) -> Any:
-        """Return the float64 shadow of a tensor, or the tensor in float64 if it has none; other
-        values as in `widen`."""
+        """Return the float64 shadow of a tensor, or the tensor in float64 if it has none; any other
+        value as `widen` returns it."""
         known = self._made.get(x) if isinstance(x, torch.Tensor) else None
         return widen(x) if known is None else known
 
@@ -168,7 +173,8 @@ class Shadows(TorchDispatchMode):
         real = func(*args, **named)
         results = [x for x in tree_leaves(real) if _is_float(x)]
         if torch.Tag.nondeterministic_seeded in func.tags:
-            # A second draw would be another program. In place, the shadow of the old values ends.
+            # Not repeated on shadows: a second draw would give other numbers. If it was drawn in
+            # place, the shadow takes the drawn values.
             for x in results:
                 if x in self._made:
                     self._made[x].copy_(x)
@@ -187,7 +193,8 @@ class Shadows(TorchDispatchMode):
         return real
 
     def _units(self, func: Any, name: str, before: list[torch.dtype], after: torch.dtype) -> float:
-        """Return the error of a result in unit roundoffs of float32; 0 for an exact operation.
+        """Return the rounding error of an operation's result, in unit roundoffs of float32; 0 for
+        an exact operation.
 
         Args:
             func: the operation.

@@ -1,11 +1,12 @@
 """Files of a capture, a folder with the stored runs of a side.
 
     manifest.json                 schema, environment, runs; per array file, shape, dtype, sha256
-    parameters-000.safetensors    in files of some hundred megabytes; optional
+    parameters-000.safetensors    optional
     inputs-000.safetensors
-    run-00-000.safetensors        stages and gradients of each run
+    run-00-000.safetensors        results of run 00: stages, gradients, integer and bool outputs
 
-Every array is checked against its hash when first read, so that damaged arrays are rejected.
+The last number counts files of at most `SHARD` bytes. Every array is checked against its hash when
+first read, so that damaged arrays are rejected.
 Source: docs/your-own-port.md.
 """
 
@@ -64,7 +65,7 @@ class Row:
         return asdict(self)
 
     def text(self) -> str:
-        """Return dtype, shape and the first 16 digits of the hash, as text."""
+        """Describe the array by dtype, shape and the first 16 digits of its hash."""
         return f"{self.dtype}{list(self.shape)} sha256 {self.sha256[:16]}"
 
 

@@ -39,8 +39,8 @@ def capture(
 ) -> Path:
     """Write a side's parameters, inputs and results to a folder, atomically; return the folder.
 
-    If the side refuses a run, the reason is stored, and `CapturedSide` gives it when this run is
-    requested. A run that is refused with derivatives is tried again without them.
+    If the side refuses a run, the reason is stored; `CapturedSide` raises an error with this reason
+    when the run is requested. A run that is refused with derivatives is tried again without them.
 
     Args:
         side: the side to capture.
@@ -52,9 +52,9 @@ def capture(
         overwrite: whether to replace an existing capture.
 
     Raises:
-        SideError: the folder holds other files, or a capture without `overwrite`; the side refuses
-            every run; the first run that it does not refuse is in float32, and repeating it gives
-            other results; or a run has replaced stages (`Run.forced`).
+        SideError: the folder holds other files, or holds a capture and `overwrite` is False; the
+            side refuses every run; the first run that the side does not refuse is in float32, and a
+            repetition of it gives other results; or a run has replaced stages (`Run.forced`).
     """
     target = Path(os.path.realpath(folder))
     _check_free(target, overwrite)
@@ -99,8 +99,8 @@ def comparison_runs(
         side: the side; it is run once.
         outputs: names of the outputs that the other side has too; None: all.
         valid: mask of valid positions, bool (B, L), as passed to the comparison.
-        loss: name of the one output to differentiate, instead of `outputs`; None: a fixed random
-            combination of `outputs`.
+        loss: name of the one output to differentiate; None: all of `outputs` are differentiated,
+            with fixed random cotangents.
         gradients: whether to include derivatives. Each run's gradients need as much storage as the
             parameters in the run's dtype; the gradients of perturbed runs are stored in bfloat16.
         bfloat16: whether to include bfloat16 runs.
@@ -212,7 +212,7 @@ class _Writer:
 
 
 def entry_of(how: Run) -> dict[str, Any]:
-    """Return the fields that identify a run in the manifest of a capture."""
+    """Return the fields of a capture's manifest that identify the run with these settings."""
     return {
         "precision": str(how.precision),
         "rounding": None if how.rounding is None else str(how.rounding),
@@ -235,7 +235,7 @@ def text_of(entry: Mapping[str, Any]) -> str:
 def _difference(value: np.ndarray, exact: np.ndarray | None) -> np.ndarray | None:
     """Return `value` minus `exact` in bfloat16.
 
-    None unless both are float64 arrays of one shape with finite differences.
+    None unless both are float64 arrays of the same shape and their difference is finite.
     """
     if exact is None or exact.shape != value.shape:
         return None

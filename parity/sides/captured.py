@@ -63,8 +63,8 @@ class CapturedSide:
         """Return the parameters by path, memory-mapped from their files on access.
 
         Raises:
-            SideError: the capture has only hashes, and the parameters passed to this class are
-                missing or not the captured ones.
+            SideError: the capture has only hashes, and no parameters were passed to this class, or
+                others than the captured ones.
         """
         if all(row.file for row in self.parameter_rows):
             return StoredArrays(self.folder, self.parameter_rows)
@@ -96,8 +96,9 @@ class CapturedSide:
         """Return the captured results of a run with these settings.
 
         If no derivatives are requested, a captured run with derivatives is returned without them.
-        A `Rounding.CONSTANTS` run captured without `Run.shared` perturbed the shared tables too, so
-        the noise floor is then an overestimate.
+        A `Rounding.CONSTANTS` run that was captured without `Run.shared` is returned also if
+        `Run.shared` is requested. It perturbed all tables of the captured side, also those that the
+        other side shares, so the noise floor may be an overestimate.
 
         Raises:
             SideError: the run was not captured, or the side refused it.

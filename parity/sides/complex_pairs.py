@@ -23,7 +23,8 @@ def as_pairs(x: np.ndarray) -> np.ndarray:
 
 
 def from_pairs(pairs: np.ndarray, dtype: Any) -> np.ndarray:
-    """Return parts (..., 2) as a complex array (...,) of `dtype`; for a real dtype, only cast."""
+    """Return parts (..., 2) as a complex array (...,) of `dtype`; if `dtype` is real, return the
+    array cast to it, in its shape."""
     if not np.issubdtype(dtype, np.complexfloating):
         return np.asarray(pairs, dtype)
     # Not `a + 1j * b`: an infinite part would make the other NaN.

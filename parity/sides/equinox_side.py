@@ -49,7 +49,8 @@ class EquinoxSide(JaxSide):
 
 
 def _watched(module: eqx.Module, path: str) -> Any:
-    """Return a copy of the module at `path` that marks its results and those of its submodules."""
+    """Return a copy of a module that marks its results, and those of its submodules, with their
+    paths; `path` is that of the module itself."""
     # `__init__` may have side effects and `__setattr__` rejects changes, so bypass both.
     copy = object.__new__(_marking(type(module), path))
     vars(copy).update(vars(module))
@@ -74,11 +75,12 @@ def _below(value: Any, path: str) -> Any:
 
 @functools.cache
 def _marking(cls: Any, path: str) -> Any:
-    """Return a subclass whose `__call__` marks its result with `path`.
+    """Return a subclass of `cls` whose `__call__` marks its result with `path`.
 
-    Classes without `__call__`, those in `UNMARKED` and the root module are returned unchanged. The
-    path is stored on the class, so that a module keeps it when a transformation flattens and
-    rebuilds the module, and so that a trace cached for one module is never reused for another.
+    Classes without `__call__`, those in `UNMARKED` and the class of the root module, whose path is
+    empty, are returned unchanged. The path is stored on the class, so that a module keeps it when a
+    transformation flattens and rebuilds the module, and so that a trace cached for one module is
+    never reused for another.
     """
     callable_ = any("__call__" in vars(base) for base in cls.__mro__)
     if not path or not callable_ or issubclass(cls, UNMARKED):

@@ -19,7 +19,7 @@ def path_name(path: Sequence[Any]) -> str:
 
 
 def field_name(name: str, path: Sequence[Any]) -> str:
-    """Return `name` followed by a leaf's path, with `.field` and `[index]` parts.
+    """Return `name` followed by the path of a pytree leaf, as in `output.logits` or `output[0]`.
 
     Args:
         name: name of the result that contains the leaf.
@@ -32,11 +32,11 @@ def field_name(name: str, path: Sequence[Any]) -> str:
 
 
 def mark(name: str, value: Any) -> Any:
-    """Return a result with each floating-point array in it marked by `checkpoint_name`.
+    """Return a pytree with each floating-point array in it marked by `checkpoint_name`.
 
     Args:
-        name: name of the result; the mark of a leaf is named `field_name(name, path)`.
-        value: any pytree.
+        name: name of the pytree; the mark of a leaf is named `field_name(name, path)`.
+        value: any pytree, such as the result of a module.
     """
 
     def marked(path: Sequence[Any], leaf: Any) -> Any:
@@ -66,7 +66,7 @@ def is_key(x: Any) -> bool:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """Return the array leaves of a pytree; complex arrays as real pairs (..., 2)."""
+    """Return the array leaves of a pytree in order; complex arrays as real pairs (..., 2)."""
     leaves = (x for x in jax.tree.leaves(tree) if is_array(x))
     return [as_pairs(np.asarray(x)) if is_complex(x) else x for x in leaves]
 

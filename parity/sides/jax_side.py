@@ -127,8 +127,8 @@ class JaxSide:
         return side
 
     def with_inputs(self, change: Callable[[np.ndarray], np.ndarray]) -> JaxSide:
-        """Return a copy of this side on other inputs, with random keys unchanged; see
-        `TakesInputs`."""
+        """Return a copy of this side with `change` applied to each input array except random keys;
+        see `TakesInputs`."""
         side = copy.copy(self)
         side.arguments = jax.tree.map(
             lambda x: change(np.asarray(x)) if is_array(x) and not is_key(x) else x, self.arguments
@@ -136,7 +136,8 @@ class JaxSide:
         return side
 
     def tables(self) -> list[np.ndarray]:
-        """Return the arrays that the function closes over; see `HoldsTables`."""
+        """Return the floating-point arrays of several elements that the function closes over; see
+        `HoldsTables`."""
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             return self._program(Precision.FLOAT64, derivative=False).tables
 
@@ -170,11 +171,12 @@ class JaxSide:
         }
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:
-        """Return the function to trace for a precision; subclasses set their module's dtype."""
+        """Return the function to trace for a precision: here `function`; subclasses set the dtype
+        of their module."""
         return self.function
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Run once with these settings.
+        """Run the function once with these settings.
 
         Raises:
             SideError: the function raises an error, or a stage or output that `how` names does not
@@ -259,7 +261,7 @@ class JaxSide:
         return from_pairs(value, np.complex128 if is_complex(leaf) else np.float64)
 
     def _program(self, precision: Precision, *, derivative: bool) -> Traced:
-        """Return the traced program in a precision, or the program of its gradient, cached.
+        """Return the program traced in a precision, or, if `derivative`, its gradient; cached.
 
         A program that rejects float64, or draws random numbers, is traced in float32 instead.
         """

@@ -50,7 +50,8 @@ class NNXSide(JaxSide):
         return path.removesuffix(VALUE)
 
     def function_in(self, precision: Precision) -> Callable[..., Any]:
-        """Return a function that runs the module with each floating `dtype` set to `precision`.
+        """Return a function that runs the module with the floating-point `dtype` of each of its
+        submodules set to `precision`.
 
         The module is unchanged for float32.
         """
@@ -78,10 +79,11 @@ class NNXSide(JaxSide):
 
 @functools.cache
 def _marking(cls: Any, path: str) -> Any:
-    """Return a subclass whose `__call__` marks its result with `path`.
+    """Return a subclass of `cls` whose `__call__` marks its result with `path`.
 
-    Classes without `__call__`, and the root module, are returned unchanged. The path is stored on
-    the class because NNX rebuilds modules from their class at every transformation.
+    Classes without `__call__`, and the class of the root module, whose path is empty, are returned
+    unchanged. The path is stored on the class because NNX rebuilds modules from their class at
+    every transformation.
     """
     if not path or not any("__call__" in vars(base) for base in cls.__mro__):
         return cls

@@ -57,7 +57,7 @@ Acos Acosh Asin Asinh Atan Atanh Celu Cos Cosh Elu Erf Exp Gelu HardSwish Log Lo
 Selu Sigmoid Sin Sinh Softmax Softplus Swish Tan Tanh
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
-"""Operators that compute an elementary function (`ELEMENTARY_UNITS`)."""
+"""Operators that compute an elementary function, with errors of `ELEMENTARY_UNITS` roundoffs."""
 _SUMS = """
 Attention AveragePool BatchNormalization Conv ConvTranspose CumSum Einsum GRU Gemm
 GlobalAveragePool GroupNormalization InstanceNormalization LSTM LayerNormalization LogSoftmax
@@ -65,7 +65,7 @@ LpNormalization MatMul RMSNormalization RNN ReduceL1 ReduceL2 ReduceLogSumExp Re
 ReduceSum ReduceSumSquare Softmax
 """
 SUMS = frozenset(_SUMS.split())
-"""Operators that sum; an operand is perturbed as by the rounding of partial sums."""
+"""Operators that sum; one of their operands is perturbed as by the rounding of partial sums."""
 VIEWS = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 """Operators whose result holds every element of their operand, rearranged or cast."""
 NORMS = frozenset(
@@ -76,7 +76,7 @@ NORMS = frozenset(
 )
 """Operators that normalise, multiply by their second operand, and add the third if there is one."""
 _FACTOR = {"MatMul": 1, "Gemm": 1, "Conv": 1, "ConvTranspose": 1, "Attention": 1}
-"""Index of the operand that is perturbed for a sum; 0 for other operators."""
+"""Index of the operand that is perturbed, by operator in `SUMS`; 0 for those not listed."""
 FLOATS = frozenset((onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16))
 """Element types that become float64 in a float64 run."""
 STORED = frozenset((onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE))
@@ -86,14 +86,14 @@ _TYPES = frozenset(("to", "dtype"))
 
 
 class Erf(OpRun):
-    """The error function in the dtype of its operand; that of `onnx.reference` returns float32."""
+    """The error function in the dtype of its operand; onnx's own reference returns float32."""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (special.erf(x),)
 
 
 class Gelu(OpRun):
-    """GELU, exact or with tanh; that of `onnx.reference` has float32 constants."""
+    """GELU, exact or with tanh; onnx's own reference has float32 constants."""
 
     def _run(self, x: np.ndarray, approximate: str = "none") -> tuple[np.ndarray]:
         if approximate == "tanh":
@@ -102,7 +102,7 @@ class Gelu(OpRun):
 
 
 class HardSwish(OpRun):
-    """x * max(0, min(1, x / 6 + 1 / 2)); that of `onnx.reference` has float32 constants."""
+    """x * max(0, min(1, x / 6 + 1 / 2)); onnx's own reference has float32 constants."""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (x * np.clip(x / 6 + 0.5, 0, 1),)
@@ -115,10 +115,10 @@ IN_FLOAT64 = (Erf, Gelu, HardSwish)
 class OnnxSide:
     """An ONNX model in float32; stages are the results of its nodes.
 
-    If torch exported the model, a stage is the result of a module, by path; else every node is one,
-    by the name of its result. The outputs of an unmodified run are those of ONNX Runtime with all
-    its graph optimisations. Its stages come from a second session that returns them too, which ONNX
-    Runtime may fuse less.
+    If torch exported the model, a stage is the result of a module, named by the module's path; else
+    the result of each node is a stage, by its name. The outputs of an unmodified run are those of
+    ONNX Runtime with all its graph optimisations. Its stages come from a second session that
+    returns the stages too, so that ONNX Runtime may fuse fewer nodes.
 
     Args:
         model: path of the model, or the model itself.
@@ -143,11 +143,11 @@ class OnnxSide:
     ) -> None:
         self.model = _read(model)
         self.providers = tuple(providers)
-        # ONNX Runtime would compute on the CPU, with a warning at most.
+        # Without its provider ONNX Runtime would compute on the CPU, with a warning at most.
         there = onnxruntime.get_available_providers()
         if missing := [name for name in self.providers if name not in there]:
             raise SideError(
-                f"the provider {', '.join(missing)} is not available here; there are "
+                f"ONNX Runtime's provider {', '.join(missing)} is not available here; there are "
                 f"{', '.join(there)}"
             )
         self._exact: dict[str, np.ndarray] = {}
@@ -160,10 +160,11 @@ class OnnxSide:
     def parameters(self) -> dict[str, np.ndarray]:
         """Return every floating-point tensor that the model stores, by name.
 
-        A name that an exporter made up, such as `val_8` or `onnx::MatMul_3`, follows the path of
-        the module that uses the tensor. Such a tensor counts only if it has several elements, and
-        not all of few digits (`is_short`): exporters store the numbers in the code too, such as 0.5
-        or a factor of sizes. A single number counts only if its name has a dot.
+        A name that an exporter made up, such as `val_8` or `onnx::MatMul_3`, is prefixed by the
+        path of the module that uses the tensor. Such a tensor counts as a parameter only if it has
+        several elements, some of which need many digits (`is_short`): exporters also store numbers
+        of the code, such as 0.5 or a factor of sizes. A single number counts only if its name has a
+        dot.
         """
         held = {each.name: each for each in self.model.graph.initializer}
         return {n: onnx.numpy_helper.to_array(held[t]) for n, t in self._stored.items()}
@@ -201,10 +202,12 @@ class OnnxSide:
         return {key: x for key, (_, x) in self._given.items()}
 
     def made(self, names: Collection[str]) -> list[str]:
-        """Return those of the parameters `names` of which every element takes part in an operation.
+        """Return the names in `names` of those parameters of which every element affects the result
+        of an operation.
 
-        A bias does, and so does the weight of a product or convolution if no feature of the other
-        operand is 0 everywhere. A table from which rows are looked up does not. See `HoldsMade`.
+        For example, every element of a bias does, and of the weight of a product or convolution if
+        no feature of the other operand is 0 everywhere. A table from which rows are looked up is
+        never returned. See `HoldsMade`.
         """
         try:
             results = self._evaluated(Run(Precision.FLOAT64)) if names else {}
@@ -273,9 +276,15 @@ class OnnxSide:
         if how.cotangents is not None:
             raise SideError("an ONNX model has no derivatives: pass Port(..., gradients=False)")
         if how.precision is Precision.BFLOAT16:
-            raise SideError("an ONNX model runs in the dtype it was exported in, float32")
+            raise SideError(
+                "an ONNX model runs in float32, the dtype it was exported in, not in bfloat16: "
+                "pass Port(..., bfloat16=False)"
+            )
         if how.rounding is not None and how.precision is not Precision.FLOAT64:
-            raise SideError("an ONNX model is perturbed by rounding in float64 only")
+            raise SideError(
+                "an ONNX model can be perturbed by rounding in float64 only: use "
+                "Run(Precision.FLOAT64, rounding=...)"
+            )
         if lost := sorted(set(how.forced) - set(self._stages.values())):
             known = ", ".join(self._stages.values())
             raise SideError(f"no stage {', '.join(lost)}; there are {known}")
@@ -300,14 +309,15 @@ class OnnxSide:
     def _named(
         self, inputs: Sequence[Any], keywords: Mapping[str, Any]
     ) -> dict[str, tuple[str, np.ndarray]]:
-        """Return name and array of each input of the model, by position or keyword."""
+        """Return the name in the model and the array of each input, by position (as text) or
+        keyword of the call."""
         stored = {each.name for each in self.model.graph.initializer}
         wanted = [each for each in self.model.graph.input if each.name not in stored]
         names = [each.name for each in wanted]
         if len(inputs) > len(names) or not set(keywords) <= set(names):
             raise SideError(
-                f"expected inputs of the ONNX model, {', '.join(names)}, got {len(inputs)} "
-                f"arrays and {', '.join(keywords) or 'no names'}"
+                f"expected the inputs of the ONNX model, {', '.join(names)}; got {len(inputs)} "
+                f"arrays by position and {', '.join(keywords) or 'none'} by name"
             )
         given = {str(i): (names[i], x) for i, x in enumerate(inputs)}
         given |= {key: (key, x) for key, x in keywords.items()}
@@ -335,7 +345,7 @@ class OnnxSide:
         return tuple(f"{OUTPUT}[{i}]" for i, each in enumerate(names) if each == name)
 
     def _run(self, how: Run) -> dict[str, np.ndarray]:
-        """Return stages and outputs of ONNX Runtime, by name of the tensor."""
+        """Run the model in ONNX Runtime; return stages and outputs by name of the tensor."""
         forced = {name: how.forced[s] for name, s in self._stages.items() if s in how.forced}
         feed = dict(self._given.values())
         results = {} if forced else self._answers(None, feed)
@@ -345,12 +355,12 @@ class OnnxSide:
     def _answers(
         self, forced: frozenset[str] | None, feed: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """Return the results of a session by name.
+        """Return the results of an ONNX Runtime session by name of the tensor.
 
         Args:
             forced: names of the tensors that `feed` replaces. None: the unmodified model, which
                 returns its outputs only.
-            feed: arrays by name.
+            feed: arrays by name of the model's input or of the replaced tensor.
         """
         try:
             if forced not in self._sessions:
@@ -378,7 +388,8 @@ class OnnxSide:
 
         Args:
             how: settings of the run.
-            computed: a stage that keeps its computed value even if `how` replaces it.
+            computed: name of a stage whose computed value is returned under the name of its tensor,
+                even if `how` replaces the stage; empty: no stage.
         """
         model = _widened(self.model)
         _set(model, {self._stored[n]: np.asarray(x, np.float64) for n, x in self._exact.items()})
@@ -386,7 +397,7 @@ class OnnxSide:
             evaluator = ReferenceEvaluator(model, new_ops=[*IN_FLOAT64])
         except Exception as error:
             line = (str(error).strip().splitlines() or [""])[0]
-            raise SideError(f"onnx has no reference of the model: {line}") from error
+            raise SideError(f"onnx's reference evaluator cannot load the model: {line}") from error
         signs = _Signs(how)
         results: dict[str, Any] = {"": None, **evaluator.rt_inits_}
         # With the shared parameters unknown, trained ones are not perturbed (`Run.shared`).
@@ -436,7 +447,8 @@ _COMPUTED = "#computed"
 
 @dataclass
 class _Signs:
-    """Perturbs the values of a float64 run by float32's rounding error, as `Run.rounding` asks."""
+    """Perturbs the values that `Run.rounding` selects in a float64 run, by float32's rounding
+    error."""
 
     how: Run
     random: np.random.Generator = field(init=False)
@@ -445,8 +457,8 @@ class _Signs:
         self.random = np.random.default_rng(self.how.seed)
 
     def constant(self, x: Any) -> Any:
-        """Return stored numbers, perturbed in a `Rounding.CONSTANTS` run; numbers of few digits
-        count as exact (`is_short`)."""
+        """Return stored numbers, perturbed in a `Rounding.CONSTANTS` run except those of few
+        digits, which count as exact (`is_short`)."""
         if self.how.rounding is not Rounding.CONSTANTS or not _is_float(x):
             return x
         return np.where(is_short(x), x, self._moved(np.asarray(x), 1.0))
@@ -455,15 +467,19 @@ class _Signs:
         """Perturb the floating-point attributes of a node, which ONNX stores in float32."""
         if self.how.rounding is not Rounding.CONSTANTS:
             return
-        # Not only those in the file: defaults, such as Selu's, are float32 numbers too.
+        # Not only the attributes in the file: defaults, such as Selu's, are float32 numbers too.
         for name, value in [
             (name, x) for name, x in vars(node).items() if isinstance(x, (float, np.floating))
         ]:
             setattr(node, name, float(self.constant(np.asarray(value, np.float64))))
 
     def operands(self, operator: str, values: list[Any]) -> list[Any]:
-        """Return the operands of a node, reflected into its domain in perturbed runs; in a
-        `Rounding.OPERATIONS` run those of a sum are perturbed as by rounding its partial sums."""
+        """Return the operands of a node, changed in perturbed runs only.
+
+        Operands outside the node's domain, such as below 0 for a square root, are reflected into
+        it. In a `Rounding.OPERATIONS` run, one operand of a node that sums is perturbed as by the
+        rounding of partial sums.
+        """
         if self.how.rounding is None:
             return values
         name = operator.lower()
@@ -494,7 +510,8 @@ class _Signs:
 
 
 def _in_run(x: Any, wide: bool) -> np.ndarray:
-    """Return a result in the dtype of the run; a model in float32 may compute parts in float64."""
+    """Return a result as an array, a floating-point one in float64 if `wide`, else in float32: a
+    float32 model may compute parts in float64."""
     value = np.asarray(x)
     return value.astype(np.float64 if wide else np.float32) if value.dtype.kind == "f" else value
 
@@ -547,11 +564,11 @@ def _is_whole_use(node: onnx.NodeProto, operand: int, results: Mapping[str, np.n
 
 
 def _is_covered(other: np.ndarray, shape: Sequence[int]) -> bool:
-    """Return whether each element of an array of this shape meets a nonzero element of `other`.
+    """Return whether each element of an operand is multiplied by a nonzero element of `other`.
 
     Args:
         other: the other operand.
-        shape: shape of the array, broadcast to `other` as in NumPy.
+        shape: shape of the operand, which is broadcast to `other` as in NumPy.
     """
     used = np.broadcast_to(other != 0, np.broadcast_shapes(other.shape, tuple(shape)))
     lead = used.ndim - len(shape)
@@ -604,14 +621,18 @@ def _cast(name: str, x: Any, dtype: Any) -> np.ndarray:
             f"expected an array for the input {name}, got {x!r:.80}: {error}"
         ) from error
     if given.dtype.kind != "f" and not np.array_equal(given, cast):
-        raise SideError(f"expected {dtype} for the input {name}, got {given.dtype}, which changes")
+        raise SideError(
+            f"expected {dtype} for the input {name}, got {given.dtype} with values that the cast "
+            "would change"
+        )
     return cast
 
 
 def _stage_names(graph: onnx.GraphProto) -> dict[str, str]:
-    """Return the name of each stage by the tensor that holds it, in the order of the nodes.
+    """Return the name of each stage by name of the tensor that holds it, in the order of the nodes.
 
-    The last node of a module computes its result. Without modules every result is a stage.
+    With modules, a stage is the result of a module's last node, named by the module's path. Without
+    modules, every result of a node except outputs and constants is a stage.
     """
     last: dict[str, str] = {}
     outputs = {each.name for each in graph.output}
@@ -626,11 +647,11 @@ def _stage_names(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 _INVENTED = re.compile(r"::|/|^\d+$|^[^.]*_\d+$")
-"""Names that exporters make up for tensors. torch's parameters of submodules have a dot."""
+"""Pattern of names that exporters make up for tensors; names of torch's parameters have a dot."""
 
 
 def _parameter_names(graph: onnx.GraphProto) -> dict[str, str]:
-    """Return the tensor that holds each parameter, by the parameter's name
+    """Return the name of the stored tensor of each parameter, by the parameter's name
     (`OnnxSide.parameters`)."""
     user: dict[str, str] = {}
     for node in graph.node:
@@ -684,8 +705,8 @@ def _set(model: onnx.ModelProto, values: Mapping[str, np.ndarray]) -> None:
 
 
 def _widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model that stores float64, and casts to it, in place of narrower
-    dtypes."""
+    """Return a copy of a model whose stored numbers, casts, inputs and outputs are float64 in place
+    of narrower dtypes."""
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     for graph in _graphs(wide.graph):
@@ -693,7 +714,7 @@ def _widened(model: onnx.ModelProto) -> onnx.ModelProto:
             _widen(each)
     for node in (node for graph in _graphs(wide.graph) for node in graph.node):
         if node.op_type == "GroupNormalization":
-            # Its reference casts to this type inside.
+            # onnx's reference of this operator casts to this type internally.
             node.attribute.append(onnx.helper.make_attribute("stash_type", onnx.TensorProto.DOUBLE))
         for each in node.attribute:
             _widen_attribute(node, each)

@@ -17,9 +17,11 @@ that differs from the program's other sizes, such as its number of heads."""
 
 
 def direction(outputs: Mapping[str, np.ndarray], valid: Valid = None) -> dict[str, np.ndarray]:
-    """Return cotangents for the outputs: standard normal, float32.
+    """Return random cotangents for the outputs by name: standard normal, float32, in the outputs'
+    shapes.
 
-    Two sides get equal cotangents if their outputs have equal shapes in the same order.
+    The seed is fixed: two sides get equal cotangents if their outputs have equal shapes in the same
+    order.
 
     Args:
         outputs: arrays by name.

@@ -14,10 +14,10 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
     """Raise an error, before anything runs, if two sides were given different inputs.
 
     Inputs with equal elements are paired first, whatever their names, positions and order of axes;
-    among several equal inputs, one of the same name is preferred. A remaining input of one side is
-    taken for the counterpart, with other values, of a remaining input of the other side if
+    among several equal inputs, one of the same name is preferred. Two remaining inputs, one of each
+    side, are taken for the same input with different values, which is an error, if
     - both have the same name, shape and kind (integer or floating-point);
-    - one of them is positional, and each is the only remaining input of its side with this shape
+    - one of the two is positional, and each is the only remaining input of its side with this shape
     and kind;
     - both have the same name and rank, unless they agree after broadcasting, are masks of different
     kinds, or are positional arguments after the first and the sides share an array; or
@@ -31,7 +31,7 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
         Names of the inputs without an equal partner, for `one` and for `other`.
 
     Raises:
-        SideError: an input and its counterpart differ in elements, shape or dtype.
+        SideError: two inputs taken for the same one differ in elements, shape or dtype.
     """
     ours, theirs = dict(one.inputs()), dict(other.inputs())
     shared = False
@@ -60,16 +60,15 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
 def _other_shape(
     name: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], shared: bool
 ) -> str | None:
-    """Return the name of the other side's input that is input `name` in another shape or dtype.
-
-    None if there is none.
+    """Return the name of the other side's input that should equal the input `name` but has another
+    shape or dtype; None if there is none.
 
     Args:
         name: Name of the input on one side.
         ours: Inputs of that side that have no equal input on the other side.
         theirs: Inputs of the other side that have no equal input.
-        shared: Whether the sides share an equal array. If so, positional arguments after the first
-            may differ in meaning: one side's may be a mask, the other's positions.
+        shared: Whether some input array of the two sides is equal. If so, positional arguments
+            after the first may differ in meaning: one side's may be a mask, the other's positions.
     """
     x = ours[name]
     if name in theirs:

@@ -28,14 +28,14 @@ class Precision(StrEnum):
     FLOAT32 = "float32"
     """Unmodified: bit-identical to the program that users run."""
     FLOAT64 = "float64"
-    """The same program with every operation in float64, also operations that the program casts to
-    float32."""
+    """The same program with every operation in float64, even where the program casts to float32."""
     BFLOAT16 = "bfloat16"
     """Parameters and inputs cast to bfloat16, as users run the program in low precision."""
 
 
 class Rounding(StrEnum):
-    """Values of a float64 run that are perturbed by random signs times float32's unit roundoff.
+    """Which values of a float64 run are perturbed: multiplied by 1 + u or 1 - u at random, with u
+    about float32's unit roundoff.
 
     The change of a stage estimates its noise floor: the error that rounding explains.
     """
@@ -76,21 +76,22 @@ class Run:
 
     precision: Precision = Precision.FLOAT32
     rounding: Rounding | None = None
-    """Group of values that is perturbed to measure the noise floor; None: none. A perturbed program
-    is always evaluated in float64. Perturbations have the size of float32's unit roundoff, or, on
-    JAX sides with `Precision.BFLOAT16`, that of bfloat16 for bfloat16 operations. torch sides need
-    `Precision.FLOAT64`."""
+    """Which values are perturbed to measure the noise floor; None: none. A perturbed program is
+    always evaluated in float64. Perturbations have the size of float32's unit roundoff, or, on JAX
+    sides with `Precision.BFLOAT16`, that of bfloat16 for bfloat16 operations. torch and ONNX sides
+    can be perturbed with `Precision.FLOAT64` only."""
     seed: int = 0
     """Seed of the perturbation's signs."""
     forced: Arrays = field(default_factory=dict)
-    """Values that replace stages in the rest of the computation, by stage name, in the shapes of
-    this side. The returned stage is still the one that the program computed."""
+    """Values from which the rest of the computation continues in place of a stage's own, by stage
+    name, in the stage's shape. `Trace.stages` still has the value that the program computed."""
     shared: frozenset[str] | None = None
-    """Names of parameters that both sides hold bit for bit. `Rounding.CONSTANTS` perturbs all other
-    parameters and the tables. None: the names are unknown; only tables are perturbed, no trained
-    parameter."""
+    """Names of parameters that both sides hold bit for bit. On torch and ONNX sides,
+    `Rounding.CONSTANTS` perturbs all other parameters and the tables. None: the names are unknown;
+    only tables are perturbed. JAX sides never perturb parameters in this way."""
     cotangents: Arrays | None = None
-    """Cotangents of the vector-Jacobian product, by output name; None: no gradients."""
+    """Cotangents of the vector-Jacobian product, by output name and in the output's shape; None: no
+    gradients are computed."""
 
 
 AS_IS = Run()
@@ -102,7 +103,8 @@ class Trace:
     """Results of one run of a side."""
 
     stages: dict[str, np.ndarray]
-    """Floating-point arrays by stage name, in order of execution; outputs come last."""
+    """Values of all stages by name, in order of execution, as floating-point arrays; the outputs
+    come last."""
     outputs: tuple[str, ...]
     """Names of the stages that are outputs of the program."""
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
@@ -110,8 +112,9 @@ class Trace:
     notices: tuple[str, ...] = ()
     """Remarks for the reader, such as an operation without a float64 implementation."""
     whole: dict[str, np.ndarray] = field(default_factory=dict)
-    """Stages as the program computed them, if the caller set invalid positions, such as padding, to
-    zero or replaced masks in `stages`; empty in the result of `Side.run`."""
+    """Stages as the program computed them, for a caller that sets invalid positions, such as
+    padding, to zero and replaces masks in `stages` (`parity.port.side_runs`); empty in the result
+    of `Side.run`."""
     exact: dict[str, np.ndarray] = field(default_factory=dict)
     """Integer and bool outputs, by name; they are compared exactly."""
     unread: dict[str, str] = field(default_factory=dict)
@@ -132,14 +135,16 @@ class Side(Protocol):
     """Library the side is written in, such as `torch` or `flax`."""
 
     def parameters(self) -> Mapping[str, np.ndarray]:
-        """Return every parameter and buffer by path, in its stored dtype.
+        """Return every parameter and buffer by path, such as `layers.0.weight`, in its stored
+        dtype.
 
         Integer buffers may be left out.
         """
         ...
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """Return every input array by name: the argument's position or keyword, then the path."""
+        """Return every input array by name: the argument's position or keyword, followed by the
+        array's path in the argument."""
         ...
 
     def run(self, how: Run = AS_IS) -> Trace:
@@ -191,7 +196,7 @@ class TakesInputs(Protocol):
         """Return a copy of this side with `change` applied to each input array.
 
         Args:
-            change: returns another array of the same shape and dtype.
+            change: function of an input array that returns one of the same shape and dtype.
         """
         ...
 
@@ -260,16 +265,17 @@ class HoldsMade(Protocol):
     weights of a convolution into which a norm was folded."""
 
     def made(self, names: Collection[str]) -> list[str]:
-        """Return those of the parameters `names` of which every element takes part in an operation.
+        """Return the names in `names` of those parameters of which every element affects the result
+        of an operation.
 
-        They need not equal a parameter of the other side: a wrong element changes the result of
-        that operation, which a stage shows unless a later operation hides it.
+        Such a parameter need not equal one of the other side: a wrong element changes the result of
+        the operation, which a stage shows unless a later operation hides it.
         """
         ...
 
 
 def check_parameters(values: Arrays, known: Arrays) -> None:
-    """Check that the arrays `values` have names and shapes of the parameters `known`.
+    """Check that each array in `values` has the name and shape of a parameter in `known`.
 
     Raises:
         SideError: a name in `values` is unknown, or a value has another shape.
@@ -319,7 +325,8 @@ def kind_of_result(x: Any) -> str:
 
 
 def no_derivative(names: Iterable[str]) -> str:
-    """Return the error message for gradients of outputs that are Python or NumPy numbers."""
+    """Return the error message for a gradient of outputs, given by name, that are Python or NumPy
+    numbers."""
     return (
         f"output {', '.join(names)} is a Python or NumPy number, which has no derivative: return "
         "an array of the library instead, or choose another loss"

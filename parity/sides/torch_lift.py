@@ -30,7 +30,7 @@ WIDE = {
     **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
     torch.complex64: torch.complex128,
 }
-"""Dtype that replaces each narrower floating-point dtype."""
+"""The float64 or complex128 dtype that replaces each narrower dtype."""
 NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 """Dtype that is reported for each wide dtype to a module that rejects float64."""
 _DTYPE: Any = cast("Any", torch.Tensor.dtype).__get__
@@ -52,7 +52,7 @@ exp exp2 expm1 log log1p tanh erf erfc sigmoid sin cos tan pow rsqrt gelu silu g
 silu_backward mish softplus elu celu selu _softmax _safe_softmax _log_softmax logsumexp
 """
 ELEMENTARY = frozenset(_ELEMENTARY.split())
-"""Elementary functions, which are not correctly rounded (`ELEMENTARY_UNITS`)."""
+"""Elementary functions, which have errors of `ELEMENTARY_UNITS` unit roundoffs."""
 _FUSED = """
 native_layer_norm native_group_norm native_batch_norm _softmax _safe_softmax _log_softmax gelu silu
 softplus lerp addmm baddbmm
@@ -145,10 +145,11 @@ class Lift(TorchDispatchMode):
         return self.moved(x, units)
 
     def summands(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the operands of an operation, reflected into its domain; those of a sum are
-        perturbed as by the rounding of partial sums.
+        """Return the operands of a perturbed operation.
 
-        One factor of each term is perturbed.
+        Operands that perturbation moved outside the operation's domain, such as below 0 for a
+        square root, are reflected into it. If the operation sums, one factor of each term is
+        perturbed, as by the rounding of partial sums.
         """
         args = _inside(name, args)
         which, terms = _terms(name, args)
@@ -159,7 +160,8 @@ class Lift(TorchDispatchMode):
 
 
 def _inside(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the operands of a perturbed operation, reflected into its domain.
+    """Return the operands of a perturbed operation; those outside its domain, such as below 0 for a
+    square root, are reflected into it.
 
     The operand of an in-place operation is left unchanged: it is also the result.
     """
@@ -175,7 +177,7 @@ def _copied(x: Any) -> Any:
 
 @cache
 def _steps() -> dict[Any, Any]:
-    """Return functions that compute fused operations in steps, by torch operation."""
+    """Return, by torch operation, functions that compute fused operations in several steps."""
     known = [getattr(torch.ops.aten, name) for name in FUSED if hasattr(torch.ops.aten, name)]
     steps = dict(get_decompositions(known))
     # torch's own steps multiply by `value` (a learning rate) first, but optimisers compute the
@@ -298,8 +300,8 @@ _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
 def widen(x: Any) -> Any:
-    """Return a tensor in float64 if it is narrower, the dtype that replaces a narrower one, and
-    anything else unchanged."""
+    """Return a tensor of a narrower dtype cast to its dtype in `WIDE`, a narrower dtype replaced by
+    that in `WIDE`, and anything else unchanged."""
     if isinstance(x, torch.dtype):
         return WIDE.get(x, x)
     if isinstance(x, torch.Tensor) and x.dtype in WIDE:
@@ -309,8 +311,7 @@ def widen(x: Any) -> Any:
 
 @contextlib.contextmanager
 def lifted(seed: int | None, unseen: bool = False) -> Iterator[Lift]:
-    """Compute in float64 within this context, and yield the dispatch mode that casts to
-    float64.
+    """Compute in float64 within this context; yield the dispatch mode that does so.
 
     Attention uses its unfused implementation, since the intermediate values of a fused kernel
     cannot be perturbed.

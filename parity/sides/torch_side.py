@@ -122,9 +122,7 @@ class TorchSide:
         return side.with_exact(exact) if exact else side
 
     def with_exact(self, values: Mapping[str, np.ndarray]) -> TorchSide:
-        """Return a copy of this side whose float64 runs use `values` for these parameters.
-
-        Runs in other precisions do not change.
+        """Return a copy of this side with other values of some parameters in float64 runs.
 
         See `TakesExactParameters`.
 
@@ -140,8 +138,8 @@ class TorchSide:
         return side
 
     def with_inputs(self, change: Callable[[np.ndarray], np.ndarray]) -> TorchSide:
-        """Return a copy of this side on other inputs, with complex ones unchanged; see
-        `TakesInputs`."""
+        """Return a copy of this side with `change` applied to each input tensor, as an array,
+        except complex ones; see `TakesInputs`."""
 
         def changed(x: Any) -> Any:
             if not isinstance(x, torch.Tensor) or x.is_complex():
@@ -153,7 +151,8 @@ class TorchSide:
         return side
 
     def tables(self) -> list[np.ndarray]:
-        """Return the buffers and the tensors held as plain attributes; see `HoldsTables`."""
+        """Return the floating-point buffers and tensors held as plain attributes that have several
+        elements; see `HoldsTables`."""
         found = [*self.module.buffers(), *(x for _, x in held_tensors(self.module))]
         return [_unpaired(x) for x in found if is_floating(x) and is_readable(x) and x.numel() > 1]
 
@@ -185,12 +184,12 @@ class TorchSide:
         return [_array(x) for x in results]
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Run once with these settings.
+        """Run the module once with these settings.
 
         Raises:
-            SideError: the module raises an error, a stage or output that `how` names does not
-                exist, or `how` asks for perturbations in another precision than float64, or for a
-                TorchScript module in another precision than float32.
+            SideError: the module raises an error; a stage or output that `how` names does not
+                exist; `how` requests perturbations in another precision than float64; or the module
+                is a TorchScript module, and `how` requests another precision than float32.
         """
         if how.precision is not Precision.FLOAT32 and any(
             isinstance(m, torch.jit.ScriptModule) for m in self.module.modules()
@@ -322,7 +321,8 @@ def _float_numbers(results: Mapping[str, Any], precision: Precision) -> dict[str
 
 
 def _other_results(results: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the integer and bool results, and descriptions of the other results, by name."""
+    """Return, both by name, the integer and bool results as arrays, and descriptions of the other
+    results, which cannot be compared."""
     exact: dict[str, np.ndarray] = {}
     unread: dict[str, str] = {}
     for name, x in results.items():
@@ -339,10 +339,11 @@ def _other_results(results: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], d
 def _watched(
     module: torch.nn.Module, stages: dict[str, torch.Tensor], forced: Mapping[str, np.ndarray]
 ) -> Iterator[dict[str, str]]:
-    """Within this context, store every submodule's results in `stages`, and replace `forced` ones.
+    """Within this context, store the results of every submodule's calls in `stages`, by path, and
+    replace those that `forced` names.
 
-    Yield the names of results that cannot be stored, each with a plural noun for its kind. A name
-    that occurs again gets the suffix `#2`, `#3` and so on.
+    Yield the results that cannot be stored: by name, a description such as "results inside
+    torch.func". The name of a repeated call gets the suffix `#2`, `#3` and so on.
     """
     unseen: dict[str, str] = {}
 
@@ -395,7 +396,13 @@ def _stages_at(module: torch.nn.Module, path: str) -> bool:
 
 
 def _replaced(value: Any, name: str, by: Mapping[str, np.ndarray]) -> Any:
-    """Return a result with the named fields replaced; names are those of `fields_of`."""
+    """Return a result with some of its fields replaced.
+
+    Args:
+        value: the result, of any structure.
+        name: name of the result.
+        by: new values, by the name that `fields_of` gives to the field.
+    """
     make = cast("Callable[..., Any]", type(value))
     if isinstance(value, torch.Tensor):
         if name not in by:
@@ -443,7 +450,7 @@ def _gradients(
 
 
 def _set(module: torch.nn.Module, values: Mapping[str, np.ndarray]) -> None:
-    """Write values into parameters and buffers, cast to their dtypes."""
+    """Write values into the parameters and buffers of these names, cast to their dtypes."""
     named = {**dict(module.named_buffers()), **dict(module.named_parameters())}
     with torch.no_grad():
         for name, value in values.items():
@@ -519,10 +526,12 @@ def _copy(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _widen_attributes(module: torch.nn.Module, copied: torch.nn.Module) -> None:
-    """Make the tensors that a copy holds as attributes float64, except results of earlier calls.
+    """Cast the tensors that `copied`, a copy of a module, holds as attributes to float64, in place,
+    except results of earlier calls.
 
-    A call may write to them in place, which would be lost in a temporary copy of another dtype. A
-    result, such as the weight of `torch.nn.utils.weight_norm`, is computed again by each call.
+    A call may write to such a tensor in place, which would be lost in a temporary copy of another
+    dtype. A result, such as the weight of `torch.nn.utils.weight_norm`, is computed again by each
+    call.
     """
     # By name: a module may copy itself in its own way.
     leaves = {name for name, x in held_tensors(module) if is_floating(x) and x.is_leaf}
@@ -532,7 +541,8 @@ def _widen_attributes(module: torch.nn.Module, copied: torch.nn.Module) -> None:
 
 
 def _in_dtype(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """Return a module with its floating-point tensors in a dtype; complex ones stay complex."""
+    """Return a module with its floating-point tensors cast to a dtype, complex ones to the complex
+    dtype that goes with it (`_dtype_like`)."""
     if not any(x.is_complex() for x in (*module.parameters(), *module.buffers())):
         # `Module.to` may be overridden to keep certain tensors in a fixed dtype.
         module = module.to(dtype)

@@ -46,7 +46,7 @@ def unchanged(module: torch.nn.Module) -> Iterator[dict[str, torch.Tensor]]:
     """
     modules, buffers = [*module.modules()], dict(module.named_buffers())
     tensors = dict(_state_of(module))
-    # Such as a cache: `register_buffer("cache", None)`.
+    # Buffers that a call may fill, such as a cache: `register_buffer("cache", None)`.
     empty = [(inner, n) for inner in modules for n, x in inner._buffers.items() if x is None]
     kept = {name: x.detach().clone() for name, x in (*tensors.items(), *held_tensors(module))}
     attributes = [_Attributes(inner) for inner in modules]
@@ -70,7 +70,14 @@ def _put_back(
     kept: Mapping[str, torch.Tensor],
     buffers: Mapping[str, torch.Tensor],
 ) -> None:
-    """Give a module its parameters and buffers again, with their values in `kept`."""
+    """Restore the parameters and buffers of a module after a call.
+
+    Args:
+        module: the module.
+        tensors: its parameters and buffers before the call, by name.
+        kept: their values before the call, by name.
+        buffers: its buffers before the call, by name.
+    """
     state = dict(_state_of(module))
     for name, tensor in tensors.items():
         if state.get(name) is not tensor:
@@ -117,10 +124,11 @@ _LISTS, _MAPPINGS = (list, deque), (dict, OrderedDict, defaultdict)
 
 
 class _Attributes:
-    """The attributes of one module before a call, with copies of all that it could change in place.
+    """The attributes of one module before a call, with copies of the tensors and containers in them
+    that the call could change in place.
 
     Attributes that are results of an earlier call are detached during the call, since autograd may
-    have freed what computed them.
+    have freed the graph that computed them.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -155,10 +163,12 @@ def held_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _contents(held: Mapping[str, Any]) -> Iterator[tuple[Any, Any, bool]]:
-    """Yield what a call could change in place in attributes: tensors and, at any depth, containers.
+    """Yield the tensors and containers in attributes, at any depth, that a call could change in
+    place.
 
     Yields:
-        The tensor or container, a copy of its content, and whether it is a leaf of autograd.
+        The tensor or container, a copy of its content, and whether it is a leaf of autograd (False
+        for containers).
     """
     seen: set[int] = set()
     waiting = [*held.values()]
@@ -177,7 +187,7 @@ def _contents(held: Mapping[str, Any]) -> Iterator[tuple[Any, Any, bool]]:
 
 
 def _refill(value: Any, content: Any, *, was_leaf: bool) -> None:
-    """Give a value the content that `_contents` copied.
+    """Restore, in place, the content of a tensor or container that `_contents` copied.
 
     Args:
         value: the tensor or container.

@@ -43,8 +43,8 @@ SMALL = 1 << 20
 """Programs whose largest array has fewer elements than this are compiled without XLA's
 optimisations."""
 TINY = 1 << 15
-"""Programs whose largest array has fewer elements than this are compiled without emitters of fused
-operations as well, which reduces the compile time again; thirty runs take milliseconds."""
+"""Programs whose largest array has fewer elements than this are compiled also without XLA's
+emitters of fused operations, which takes less time again; thirty runs take milliseconds."""
 
 RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"))
 
@@ -53,7 +53,8 @@ RANDOM = frozenset(("random_bits", "threefry2x32", "rng_bit_generator", "rng_uni
 
 @dataclass
 class Traced:
-    """A traced program whose arguments are the array leaves of the parameters, then the inputs."""
+    """A traced program whose arguments are the array leaves of the parameters, then those of the
+    inputs."""
 
     closed: ClosedJaxpr
     outputs: tuple[str, ...]
@@ -70,7 +71,7 @@ class Traced:
     floats: dict[str, Any] = field(default_factory=dict)
     """Results that are Python or NumPy floats or complex numbers, by name, unchanged."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Descriptions of the results that cannot be compared, by name (`Trace.unread`)."""
+    """Descriptions of the results that cannot be compared because they are not arrays, by name."""
     shared: frozenset[bytes] = frozenset()
     """Digests of constants that are not perturbed (`rounding.digest`)."""
     recorded: Recorder | None = None
@@ -126,9 +127,9 @@ class Traced:
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
         """Return the operations between the preceding stages and a stage, and their results.
 
-        Operations and results are by index, in order of execution. There are none for a stage in a
-        loop that is too long to be unrolled. A run shows which branches are taken and how often
-        while loops are repeated; another run then records the operations inside.
+        Both are dictionaries by index in order of execution; they are empty for a stage in a loop
+        that is too long to be unrolled. A first run shows which branches are taken and how often
+        while loops are repeated; further runs record the operations inside.
 
         Args:
             arrays: the program's arguments.
@@ -149,11 +150,11 @@ class Traced:
     def _recorded(
         self, values: Any, stage: str, forced: Mapping[str, Any], courses: Mapping[Place, int]
     ) -> tuple[Recorder, dict[int, Any], dict[Place, int]]:
-        """Evaluate once, given the known branches of conditions and iteration counts of while loops
-        (`courses`).
+        """Evaluate once, given the branches taken by conditions and the iteration counts of while
+        loops that are known (`courses`).
 
-        Return the operations, the results of those before the stage, and the branches and counts of
-        the conditions and while loops before the stage that are not in `courses`.
+        Return all operations; the results, by index, of those between the preceding stages and the
+        stage; and the branches and counts, not in `courses`, of conditions and while loops there.
         """
         recorder = Recorder()
 
@@ -233,7 +234,8 @@ class Traced:
         return max(map(math.prod, shapes), default=1)
 
     def _changes(self, forced: Mapping[str, Any]) -> dict[str, MarkChange]:
-        """Return the changes that replace marks by values; names without a mark have no effect."""
+        """Return, by mark, the changes that replace marks by the values in `forced`; names without
+        a mark have no effect."""
         known = self._marks if forced else {}
         dtypes = {name: known[name].dtype for name in forced if name in known}
         complex_ = {n for n, dtype in dtypes.items() if jnp.issubdtype(dtype, jnp.complexfloating)}
@@ -343,7 +345,8 @@ def _sort(
 
 
 def _taken(marks: Marks) -> dict[str, Any]:
-    """Return the marks that were executed, without those in branches not taken."""
+    """Return the values of the marks that were executed, by name, without those in branches not
+    taken."""
     return {n: x for n, x in marks.values.items() if bool(marks.passed.get(n, True))}
 
 
