@@ -40,8 +40,8 @@ from reports.verdict.history import History
 from reports.verdict.replays import replays, suite_of
 
 DRILLED = 200
-"""Largest number of failing tensors that are described element by element; the first divergences
-come first."""
+"""Largest number of failing tensors that the page describes element by element; first divergences
+have priority."""
 SHOWN = 6
 """Largest number of first divergences whose tensors the page shows in detail without JavaScript."""
 _HERE = Path(__file__).parent
@@ -179,9 +179,11 @@ def _whole_numbers(text: str) -> Markup:
 def _drilled(
     run: Run, decision: Decision
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, str, str], str]]:
-    """Return data of up to `SHOWN` first divergences, and the markup of up to `DRILLED` tensors.
+    """Return what the page shows of failing tensors whose errors the run stored, in two forms.
 
-    Both are failing tensors with stored errors. The markup is by (case, edge, quantity).
+    The first is the data (`drilldown`) of at most `SHOWN` tensors, all first divergences. The
+    second is the HTML of at most `DRILLED` tensors, first divergences first, by
+    (case, edge, quantity).
     """
     starts = [(m.case, m.edge, m.quantity) for m in decision.starts]
     rank = {key: i for i, key in enumerate(starts)}

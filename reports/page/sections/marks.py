@@ -1,4 +1,4 @@
-"""State of each section of the page that contains a problem, shown beside its link.
+"""Finds the sections of the page that contain a problem; their links are marked with its state.
 
 See docs/reports.md.
 """

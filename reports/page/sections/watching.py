@@ -143,9 +143,9 @@ def _size(value: float | None) -> str:
 
 
 def _lines(document: Mapping[str, Any], name: str, scale: float) -> list[Line]:
-    """Return a curve of the series `name` over steps per family of parameters.
+    """Return one curve per family of parameters: the series `name` over the optimiser steps.
 
-    The curve is `scale` x value, or log10 of the value if `scale` is 0.
+    Its y values are multiplied by `scale`; if `scale` is 0, they are replaced by their log10.
     """
     steps = document.get("steps") or []
     lines = []
