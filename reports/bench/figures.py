@@ -30,7 +30,8 @@ GOALS = {
 """Smallest wanted ratios megalodon-hf / JAX of seconds (or peak bytes) on two CPU cores, by work
 and metric."""
 LENGTH_GOALS = {"token_ratio": 1.3, "token_bytes_ratio": MEMORY_PER_DOUBLING / 2}
-"""Largest wanted cost per token of a long sequence relative to a shorter one, by metric."""
+"""Largest wanted ratio of the cost per token of a long sequence to that of a shorter one, by
+metric."""
 VERSION = 3
 """Version of the timed work and of the method. Increase it when one of them changes, so that trends
 start anew."""
@@ -146,9 +147,9 @@ def length_timings(
 ) -> tuple[Timing, ...]:
     """Return the rows of some work at several lengths: seconds, bytes, and costs per token.
 
-    Seconds per token are divided by those of the shortest length. Memory per token is the bytes
-    beyond the shortest length's, divided by the tokens beyond it; its ratio is to the memory per
-    token of the second shortest length.
+    Seconds per token are divided by those of the shortest length. Memory per token is the increase
+    in bytes from the shortest length, divided by the increase in tokens; its ratio is to the memory
+    per token of the second shortest length.
 
     Args:
         work: Name of the work.
@@ -198,9 +199,9 @@ def row(
     rounds: Sequence[float] = (),
     note: str = "",
 ) -> Timing:
-    """Return one row; its goal is NaN if the ratio has none, and always on a GPU.
+    """Return one row with its goal; the goal is NaN if there is none, and always on a GPU.
 
-    `note` says why `value` is NaN and is dropped for other values.
+    `note` says why `value` is NaN; it is not stored with other values.
     """
     goal = math.nan
     if shared["device"] == "cpu":

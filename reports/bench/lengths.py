@@ -77,9 +77,10 @@ def _other_at(
     shared: Mapping[str, str],
     report: Callable[[str], None],
 ) -> list[Timing]:
-    """Return the rows of PyPI's megalodon-jax at one length, with as many rounds as ours.
+    """Return the rows of PyPI's megalodon-jax at one length; `ours` has our seconds by work.
 
-    Without it, or if it fails, the rows are NaN with the reason.
+    It runs as many rounds as ours. If it is not installed (`place` is None) or fails, the rows are
+    NaN with the reason.
     """
     theirs: dict[str, tuple[float, ...]] = {}
     missing, beside = ABSENT, dict(shared)

@@ -64,7 +64,7 @@ def bench_bfloat16(
 ) -> list[Timing]:
     """Time forward and training step with products in bfloat16, and the reference under autocast.
 
-    All variants take turns: JAX and the reference, each in float32 and in bfloat16, and PyPI's
+    The variants alternate: JAX and the reference, each in float32 and in bfloat16, and PyPI's
     megalodon-jax in bfloat16 if `other` says where it is installed.
 
     `shared` has dtype, device and identity of the rows. `beside` has them for the rows about PyPI's
@@ -104,9 +104,9 @@ def bench_bfloat16(
 def _other_side(
     stack: ExitStack, place: Path | None, config: MegalodonConfig, length: int, rows: int = 1
 ) -> tuple[dict[str, dict[str, Work]], str]:
-    """Return {"other": work of PyPI's megalodon-jax} and "", or {} and why that is missing.
+    """Return {"other": work of PyPI's megalodon-jax} and "", or {} and why the package is missing.
 
-    `stack` ends its process.
+    Closing `stack` ends the package's process.
     """
     if place is None:
         return {}, ABSENT

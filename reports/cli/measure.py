@@ -120,7 +120,7 @@ def nightly(ctx, watch, summary_md, as_json, quiet, executor, address, resume, *
 
 
 def _night(ctx, report, executor, address, resume, **asked):
-    """Run a nightly in this process, or on an executor if one is named or to share a whole night.
+    """Run a nightly on the named executor, else in this process, and return its `Outcome`.
 
     A whole night without --executor uses local processes if there are several processors.
     """

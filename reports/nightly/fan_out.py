@@ -191,7 +191,8 @@ def _stored(
 ) -> Outcome:
     """Store and judge the run merged from the parts.
 
-    If an earlier attempt was killed after it had stored the run, only judge the run.
+    If an earlier attempt at this night was killed after it had stored the run, that run is judged
+    and nothing new is stored.
 
     Args:
         options: Options of the night.

@@ -64,9 +64,10 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
 
 
 def versions(port: Port) -> dict[str, str]:
-    """Return the versions of `LIBRARIES` that are loaded here, or were loaded for a captured side.
+    """Return the versions of those `LIBRARIES` that are loaded, by name.
 
-    The capture's version wins.
+    For a captured side they are the versions with which it was captured, even if another version is
+    loaded here.
     """
     found = {name: metadata.version(name) for name in LIBRARIES if name in sys.modules}
     for side in (port.port, port.original):

@@ -56,7 +56,7 @@ class Comparisons:
     found: list[tuple[Port, Report]] = field(default_factory=list)
     """Each compared port, with its result."""
     refused: list[tuple[Port, Exception]] = field(default_factory=list)
-    """Each port that could not be compared, with the error."""
+    """Each port whose comparison raised an error, with the error."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Duration of the comparisons in seconds, by the port's name."""
 

@@ -30,9 +30,15 @@ _PASS, _FAIL, _INFO, _NOT_COMPARABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Result of checking a folder; other fields are those of `reports.store.index.Line`.
+    """Result of checking a folder that may be a run.
 
     Attributes:
+        name: name of the folder.
+        why: why the folder is not a readable run; "" if it is one.
+        manifest: manifest of the run; None if it is not readable.
+        gates: number of measurements that have a tolerance or could not be compared.
+        broken: number of gates that do not pass, recomputed from their values and tolerances.
+        work: hash of the gates and their identities, without values.
         rows: gates with recomputed verdicts and shares of tolerance; None without measurements.
         path: path of the folder; None if it could not be read.
     """
@@ -174,7 +180,10 @@ def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, np.ndarray]:
 
 
 def _codes(column: pa.Array) -> tuple[list[str], np.ndarray]:
-    """Return the words of `Verdict` and then others of a column, and each row's index into them."""
+    """Encode a column of verdicts as integers: return the words, and each row's index into them.
+
+    The words are those of `Verdict`, followed by other words that the column holds.
+    """
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     found = column.dictionary.to_pylist()

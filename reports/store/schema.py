@@ -120,7 +120,9 @@ MIGRATIONS = {
 
 
 def migrate(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the manifest in the current schema; `migrated_from` holds its schema if older.
+    """Return the content of run.json in the current schema.
+
+    If it had an older schema, its key "migrated_from" holds that.
 
     Raises:
         StoreError: the schema is newer than this version's, or is not a positive integer.

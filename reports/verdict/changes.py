@@ -160,8 +160,8 @@ def tolerance_note(before: float, now: float) -> str:
 def rescaled_change(rescaled: Rescaled, comparison: PinComparison) -> Change:
     """Return the change "not comparable" for gates whose tolerances changed since the pinned run.
 
-    In the error level of a group of gates, a gate counts with at least `DRIFT_SHARE` of its
-    tolerance. With another tolerance the level may change although no error did.
+    The error level of a group of gates depends on their tolerances, because each gate counts with
+    at least `DRIFT_SHARE` of its tolerance: the level may change although no error did.
     """
     note = f"{tolerance_note(rescaled.before, rescaled.now)} since {pin_name(comparison)}"
     return _group_change(What.NOT_COMPARABLE, rescaled.group, note=note)

@@ -34,7 +34,8 @@ Group = tuple[str, str, str, str]
 Spread = tuple[float, float]
 """Deviations due to rounding: of ln of a group's geometric mean, and of ln of its largest value."""
 STILL: Spread = (0.0, 0.0)
-"""Spread of a group of gates without calibration: rounding then explains no drift."""
+"""Spread of a group of gates whose response to rounding is unknown: rounding then explains no
+drift."""
 _MESH_EDGES = frozenset(map(str, MeshEdge))
 Calibrated = tuple[str, str] | tuple[str, str, str]
 """Case, metric and edge whose responses to rounding were measured; without an edge, all edges."""
@@ -236,10 +237,10 @@ def spreads_of(
 
     Args:
         rows: Measurements of a run.
-        responses: Responses by quantity, for a case and metric on all edges or on one edge. Those
-            on one edge replace those on all. A response is the relative L2 change of the quantity,
-            for each rounding seed (`parity.engine.measure.rounding_noise`) or, if draws were
-            pooled, for each draw with one seed.
+        responses: By (case, metric), valid on all edges, or by (case, metric, edge), which has
+            precedence: the responses of each quantity. A response is the relative L2 change of the
+            quantity, for each rounding seed (`parity.engine.measure.rounding_noise`) or, if draws
+            were pooled, for each draw with one seed.
     """
     spreads = {}
     for group, gates in group_gates(rows).items():

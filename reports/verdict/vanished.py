@@ -132,8 +132,8 @@ def comparable(old: Manifest, new: Manifest) -> bool:
 def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
     """Return the group of gates that a gate belongs to; later runs must have a gate of each group.
 
-    What may differ between runs is left out: the name of a checkpoint's case, and the kinds of a
-    port's quantities (`Kind`), except whether they are gradients.
+    Parts of the name that may differ between runs are replaced: any checkpoint's case by `GIVEN`,
+    and the kind of a port's quantity (`Kind`) by "" unless it is a gradient.
     """
     if kind_of_run is RunKind.NIGHTLY and case in _CHECKPOINTS:
         case = GIVEN
@@ -220,7 +220,7 @@ def _entry(entry: Mapping[str, Any]) -> Retired:
         raise ValueError(f"expected texts that are not empty, received {entry}")
     # A time in the future would also retire work that later runs measure and then lose.
     if _time(found.until) > datetime.now(UTC) + timedelta(hours=AHEAD):
-        raise ValueError(f"expected the time of a stored run, received {found.until}")
+        raise ValueError(f"expected as 'until' a time in the past, received {found.until}")
     return found
 
 
