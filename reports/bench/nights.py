@@ -26,7 +26,7 @@ RECORDED = ("--reference", "recorded")
 DONE = (0, 1, 4)
 """Exit codes of a night that ran all its parts, whatever its verdict."""
 NONE = "no compiled programs were stored"
-"""Reason for a missing ratio of numbers of programs."""
+"""Reason why the ratio of numbers of compiled programs is missing."""
 _PACKAGES = ("megalodon_numerics", "reports.cli")
 """Packages that `python -m` runs with the command `nightly`; a version has one of them. The newer
 name comes first."""
@@ -39,7 +39,7 @@ class NightsError(ValueError):
 def bench_nights(
     commit: str, shared: Mapping[str, str], report: Log, options: Sequence[str] = ()
 ) -> list[Timing]:
-    """Return the rows of a first and a second night of this version and of another commit.
+    """Return the rows (`Timing`) about a first and a second night, of this version and of `commit`.
 
     Args:
         commit: name or hash of the other commit.

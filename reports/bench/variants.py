@@ -30,7 +30,7 @@ FORMATS: tuple[Format, ...] = ("mxfp8", "nvfp4")
 PROMPT, NEW_TOKENS = 64, 32
 """For `bench_rows`: tokens per row of the prompt, and number of tokens that `generate` adds."""
 WORKS = ("forward", "train_step", "decode", "generate")
-"""Work that the process of PyPI's megalodon-jax can do."""
+"""Names of the work for which PyPI's megalodon-jax is timed."""
 Shared = Mapping[str, str]
 
 

@@ -155,7 +155,8 @@ _OF_CHECKPOINT = (
 def _check_together(ctx: click.Context, subject: str | None) -> None:
     """Raise a usage error for options on the command line that would be ignored.
 
-    Without --subject these are `_OF_SUBJECT`, with it `_OF_CHECKPOINT`.
+    Without --subject these are the options that need it (`_OF_SUBJECT`), with it the options about
+    a checkpoint (`_OF_CHECKPOINT`).
     """
     of_other = _OF_SUBJECT if subject is None else _OF_CHECKPOINT
     on_command_line = {

@@ -22,11 +22,12 @@ from reports.text import count, edge_name, label, record_id
 from reports.verdict.decide import Word
 
 STRIP = 90
-"""Number of newest runs drawn in each row of the timeline, as many as in a trend."""
+"""Largest number of runs drawn in each row of the timeline; the newest ones are drawn."""
 ROWS = 30
-"""Largest number of rows in the timeline; each row is one kind of run, set of ports and device."""
+"""Largest number of rows in the timeline; a row has the runs of one kind, set of ports and
+device."""
 EVENTS = 40
-"""Largest number of runs that are listed with the gates that changed in them."""
+"""Largest number of runs that are listed with the gates whose verdict changed in them."""
 GROUPS = 6
 """Largest number of groups of gates listed for each run with changed gates."""
 MONTHS = 36
@@ -35,7 +36,7 @@ MONTHS = 36
 
 @dataclass(frozen=True, slots=True)
 class GateGroup:
-    """Gates of one case and comparison (edge) that changed between the same two runs.
+    """Gates of one case and comparison (edge) whose verdict changed between the same two runs.
 
     Attributes:
         case: name of the case.
@@ -133,7 +134,7 @@ class Standing:
     sign: str
     """One character shown beside the word."""
     slug: str
-    """CSS classes."""
+    """CSS classes of the run's drawing, separated by spaces."""
     height: int
     """Height of the bar in a timeline, in percent; the worse the state, the higher."""
 
@@ -220,10 +221,10 @@ def _healthy(entry: Entry) -> bool:
 
 
 def _head(newest: Sequence[Entry]) -> dict[str, Any]:
-    """Return the word and sentence at the top of the page, which describe one run.
+    """Return what the top of the page shows: word, sentence, CSS class and the run they describe.
 
-    It is the newest that ran all cases without a planted fault; if any of these runs is a nightly,
-    other kinds are not considered.
+    It is the newest run of all cases without a planted fault; if any such run is a nightly, other
+    kinds are not considered. The run is None if there is no such run.
     """
     whole = [entry for entry in newest if _healthy(entry)]
     nights = [entry for entry in whole if entry.kind == RunKind.NIGHTLY.value] or whole

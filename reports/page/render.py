@@ -165,12 +165,15 @@ def _share_tick(level: float) -> str:
 
 
 def _breakable(text: str) -> Markup:
-    """Allow a long dotted name to wrap after its dots; the parts are escaped."""
+    """Return markup in which a long name may wrap after each dot and slash; the name is escaped."""
     return Markup("<wbr>").join(re.split(r"(?<=[./])", _visible(text)))
 
 
 def _whole_numbers(text: str) -> Markup:
-    """Keep a number with an exponent on one line: a browser would break 1.5e-01 at its sign."""
+    """Return a text as markup whose numbers with an exponent do not wrap.
+
+    A browser would break 1.5e-01 at its sign.
+    """
     pieces = re.split(r"(\d[\d.]*e[+-]\d+)", _visible(text))
     whole = Markup('<span class="nowrap">{}</span>')
     return Markup("").join(whole.format(p) if i % 2 else p for i, p in enumerate(pieces))

@@ -95,9 +95,9 @@ def facts_of(run: Run) -> dict[str, str]:
 
 
 def _edges(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return one row per edge (comparison) with the gates that pass and one gate of each run.
+    """Return one row per edge (comparison): for each run its number of passing gates and one gate.
 
-    The gate is the first divergence; without one it is the gate closest to its tolerance. None
+    That gate is the first divergence; without one it is the gate closest to its tolerance. None
     stands for a run without gates on the edge.
     """
     sides = [

@@ -91,8 +91,7 @@ def _only(ports: Sequence[Port], path: Path, case: str) -> Port:
     if len(chosen) != 1:
         titles = ", ".join(port.title for port in ports)
         raise UserFileError(
-            f"expected --case to select one port of {path}, but {len(chosen)} fit; there are "
-            f"{titles}"
+            f"expected --case to select exactly one port of {path}; there are {titles}"
         )
     return chosen[0]
 

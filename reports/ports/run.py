@@ -41,9 +41,9 @@ class Options:
     cases: tuple[str, ...] = ()
     """Titles, cases or names of the ports to compare; () for all."""
     gradients: bool = True
-    """False: compare no derivatives of any port. True: as each port says."""
+    """False: compare no derivatives of any port. True: each port decides (`Port.gradients`)."""
     bfloat16: bool = True
-    """False: do not run any port in bfloat16. True: as each port says."""
+    """False: do not run any port in bfloat16. True: each port decides (`Port.bfloat16`)."""
     pins: Path | None = None
     """File of pins (`parity.pins`) to use instead of the pins of every port; None for their own."""
 

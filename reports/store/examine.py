@@ -54,10 +54,10 @@ class Examined:
 
 
 BATCH = 2**18
-"""Largest number of rows whose verdicts one call recomputes, unless a single run has more. With one
-call per small run, call overhead would dominate."""
+"""Largest number of rows whose verdicts are recomputed together, unless a single run has more.
+Recomputing each small run by itself would take longer."""
 BATCH_BYTES = 2**28
-"""Largest size in bytes of the rows whose verdicts one call recomputes, unless a single run has
+"""Largest size in bytes of the rows whose verdicts are recomputed together, unless a single run has
 more."""
 
 
@@ -118,7 +118,8 @@ def _read(folder: Path, only: bool) -> Examined:
 def _judge(found: list[Examined], waiting: dict[int, pa.Table]) -> None:
     """Recompute the verdicts of the rows in `waiting` (by index into `found`), and empty it.
 
-    Updates `found` with the gates and counts; a run with a measurement twice becomes unreadable.
+    The gates of each run and their counts are set in `found`; a run with a measurement twice
+    becomes unreadable.
     """
     runs, tables = list(waiting), list(waiting.values())
     waiting.clear()

@@ -19,7 +19,8 @@ from reports.store.timings import Timing
 from stability.core.findings import Finding
 
 SCHEMA = 5
-"""Increased with every change that older versions cannot read, together with a new `Migration`."""
+"""Schema that this version writes. It is increased with every change that older versions cannot
+read, together with a new `Migration`."""
 MEASUREMENTS = "measurements.parquet"
 FINDINGS = "findings.parquet"
 TIMINGS = "timings.parquet"

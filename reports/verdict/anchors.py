@@ -35,7 +35,7 @@ Healthy = Callable[[Run], bool]
 
 
 def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
-    """Return one `Pin` with the error levels of all anchors and the id of the oldest one.
+    """Return a tuple of one `Pin`, with the error levels of all anchors and the id of the oldest.
 
     A pin holds error levels with which later runs are compared. The tuple is empty if there are no
     anchors.

@@ -138,9 +138,10 @@ def _compare_one(m: Measurement, old: Measurement | None, exact: bool) -> Change
 
 
 def _step(m: Measurement, past: Past) -> Change | None:
-    """Return a `Change` if the value of a passing gate left its earlier values, else None.
+    """Return a `Change` if the value of a passing gate is an outlier among its earlier values.
 
-    For gates whose value does not repeat bit by bit (`reports.verdict.noise.step`).
+    None otherwise. Used for gates whose value does not repeat bit by bit
+    (`reports.verdict.noise.step`).
     """
     ratio = step(m.value, past.values) if m.verdict is Verdict.PASS else None
     if ratio is None:
@@ -281,7 +282,8 @@ def find_changes(
     Args:
         run: The judged run.
         baseline: Run to compare with; None if there is none.
-        past: Earlier values of the gates that do not repeat, with which their values are compared.
+        past: Earlier values of the gates that do not repeat; each such gate is compared with its
+            own.
         equal: Function that returns whether both runs measured a case on the same host. Only then
             must a value that a replay repeated bit by bit equal the baseline's.
     """

@@ -32,7 +32,8 @@ KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
 Group = tuple[str, str, str, str]
 """Case, edge (comparison), kind of quantity, metric: gates that share them are one group."""
 Spread = tuple[float, float]
-"""Deviations due to rounding: of ln of a group's geometric mean, and of ln of its largest value."""
+"""Standard deviations that rounding alone causes: of ln of the geometric mean of a group of gates,
+and of ln of their largest value."""
 STILL: Spread = (0.0, 0.0)
 """Spread of a group of gates whose response to rounding is unknown: rounding then explains no
 drift."""

@@ -27,7 +27,7 @@ def agreements(
         prompts: number of prompts to continue, if there are two models.
         new_tokens: tokens that each prompt is continued by.
         margin: largest change per token in nats; None: the second result is False. For two models
-            only the losses on the text are held to it, not the continuations.
+            only the change of the loss on the text is compared with it, not the continuations.
 
     Raises:
         UserFileError: the file lacks a function, or one of them raises an error.
@@ -75,7 +75,8 @@ def _models(file: Path, models: Callable[[], Any]) -> list[LanguageModel]:
 def _run(file: Path, action: Callable[[], Any]) -> Any:
     """Return the result of a function that runs code of the user's file.
 
-    A `TaskError` passes: its message says what to do. Any other error shows the user's lines.
+    A `TaskError` of that code is raised unchanged: its message says what to do. Any other error
+    becomes a `UserFileError` that shows the user's lines.
     """
     try:
         return guarded(file, action)
@@ -84,7 +85,7 @@ def _run(file: Path, action: Callable[[], Any]) -> Any:
 
 
 def _prompts(ids: np.ndarray, count: int, window: int) -> list[np.ndarray]:
-    """Return up to `count` evenly spaced prompts, each of a quarter of a window of tokens."""
+    """Return up to `count` evenly spaced prompts, each of `window` / 4 tokens (at least one)."""
     length = max(1, window // 4)
     starts = np.unique(np.linspace(0, max(0, len(ids) - length), count).astype(int))
     return [ids[start : start + length] for start in starts]
@@ -100,7 +101,7 @@ def _with_itself(
     """Return the agreements of a model with itself on the first `rows` windows of a text.
 
     Raises:
-        TaskError: the text is shorter, or `rows` is 1.
+        TaskError: the text is shorter than that, or `rows` is 1.
     """
     if len(ids) < rows * window:
         raise TaskError(

@@ -82,7 +82,7 @@ def _bins(tensor: Deviation) -> list[Bin]:
 
 
 def _power(exponent: int) -> str:
-    """Format 2 ** `exponent`, from 1,024 on as a power of 2; "½" if `exponent` is negative."""
+    """Format 2 ** `exponent`: up to 512 as a number, above as "2¹⁰"; "½" for a negative one."""
     if exponent < 0:
         return "½"
     digits = "⁰¹²³⁴⁵⁶⁷⁸⁹"

@@ -45,7 +45,10 @@ def reference(info: ReferenceInfo) -> dict[str, str]:
 
 
 def machine(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return commit, device, fingerprint, threads, hosts, versions and flags as (name, text)."""
+    """Return a run's commit, device, fingerprint, threads, hosts, versions and flags.
+
+    The result is a list of (name, text).
+    """
     here = manifest.environment
     commit = label(manifest.commit or "unknown", 60)
     return [
@@ -63,7 +66,7 @@ def _hosts(manifest: Manifest) -> list[tuple[str, str]]:
     """Return a row (host, parts that it measured) for each host of a distributed night.
 
     The host is given by node name, processor, threads and fingerprint. If workers died, a last row
-    has their number per part. Other runs have no rows.
+    has the number of dead workers of each part. Other runs have no rows.
     """
     parts: dict[str, list[str]] = {}
     for part in manifest.parts:

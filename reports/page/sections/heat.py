@@ -53,7 +53,8 @@ class HeatMap:
     edge: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[HeatCell | None, ...]], ...]
-    """Row label and one cell per column, None without a stage; a single cell spans the row."""
+    """Each row: its label, and one cell per column, None where there is no stage. A row of one cell
+    only spans all columns."""
     summary: str
 
 

@@ -55,7 +55,8 @@ load."""
 
 
 def rows(benches: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the table's lines for the last of `benches` (oldest first), with trends over all.
+    """Return the table's lines for the last of `benches` (oldest first), with trends over all of
+    them.
 
     The main ratios are megalodon-hf / JAX, of seconds or bytes; `_PARTS` names the others. The
     key "series" of a line has the ratio in each bench, None for a bench without the same work.

@@ -29,9 +29,10 @@ steady."""
 
 
 def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
-    """Return curves of the worst share of tolerance on up to nine edges, and gates that moved most.
+    """Return curves over nights of the worst share of tolerance, one for each of up to nine edges.
 
-    None without an earlier night, or without a gate.
+    The result also lists the gates that moved most from their median. None without an earlier
+    night, or without a gate.
     """
     nights = len(history.runs)
     gates = gates_of(data)

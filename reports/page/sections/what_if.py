@@ -157,7 +157,10 @@ def _used(row: Mapping[str, Any]) -> float:
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Return a column as floats, null as NaN, which NumPy's maximum and median propagate."""
+    """Return the field `name` of all rows as floats.
+
+    null becomes NaN, so that NumPy's maximum and median are NaN too.
+    """
     return [math.nan if row[name] is None else float(row[name]) for row in rows]
 
 
