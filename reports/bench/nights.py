@@ -139,8 +139,8 @@ def _night(tree: Path, place: Path, options: Sequence[str]) -> tuple[float, int]
     seconds = _processor_seconds() - before
     if done.returncode not in DONE or _runs(runs) == stored:
         raise NightsError(
-            f"the night of {tree} did not run all parts or stored no run (exit {done.returncode}): "
-            f"{(done.stderr or done.stdout).strip()[-300:]}"
+            f"the night of the checkout {tree} did not run all parts or stored no run (exit code "
+            f"{done.returncode}): {(done.stderr or done.stdout).strip()[-300:]}"
         )
     return seconds, sum(path.name.endswith("-cache") for path in programs.glob("*"))
 
@@ -153,7 +153,10 @@ def _package(tree: Path) -> str:
     """
     found = [p for p in _PACKAGES if (tree / p.replace(".", "/")).is_dir()]
     if not found:
-        raise NightsError(f"expected one of {', '.join(_PACKAGES)} in {tree}, which has none")
+        raise NightsError(
+            f"expected one of the packages {', '.join(_PACKAGES)} in the checkout {tree}, which "
+            "has none: its nights cannot be run"
+        )
     return found[0]
 
 

@@ -197,7 +197,7 @@ def _stored(
     Args:
         options: Options of the night.
         items: All parts of the night.
-        known: Results of the parts, or why they failed, by name of the part.
+        known: Answer of each part, its result or why it failed, by name of the part.
         folders: Run folders of the measured parts, by name.
         report: Receives a line for each part whose workers died.
     """

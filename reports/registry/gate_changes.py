@@ -56,7 +56,7 @@ class GateName:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Gates that changed between one earlier run and this one.
+    """Gates whose verdict changed between one earlier run and this one.
 
     Attributes:
         before: folder name of the earlier run.

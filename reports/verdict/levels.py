@@ -203,7 +203,7 @@ def level_of(document: Mapping[str, Any]) -> Level:
         and 0 <= level.floored <= level.gates
     )
     if not sound:
-        raise ValueError(f"the level {dict(document)} is invalid: see reports.verdict.levels.Level")
+        raise ValueError(f"a field of the level {dict(document)} is outside its valid range")
     return level
 
 

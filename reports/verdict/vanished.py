@@ -80,7 +80,11 @@ class Retired:
     groups: tuple[Group, ...] = ()
 
     def covers(self, work: str | Group, seen: Seen) -> bool:
-        """Return whether this entry retires a suite or group of gates, last done by run `seen`."""
+        """Return whether this entry retires `work`, a suite or a group of gates.
+
+        `seen` is the newest run that did the work: if it is not older than `until`, the work is
+        expected again.
+        """
         return work in (*self.suites, *self.groups) and _time(seen.created) < _time(self.until)
 
 
