@@ -196,7 +196,8 @@ def _check_access(out: Path) -> None:
 def _pinned() -> list[Line]:
     """Return a line per pinned run: why it was pinned, and how this machine differs from its own.
 
-    A line for each unusable pin follows. If there is no pinned run, one line says so.
+    A line for each unusable pin follows. Without any of these lines, one line says that there is no
+    pinned run.
     """
     pinned, here = pins.load(device_kind()), _environment()
     lines = []

@@ -278,7 +278,7 @@ def _elsewhere(whole: Sequence[Entry], latest: Entry) -> str:
 
 
 def _streak(newest: Sequence[Entry]) -> int:
-    """Return how many of the newest runs in a row show the same word; `newest` has them first."""
+    """Return how many of the newest runs in a row show the same word; `newest` is newest first."""
     words = [standing(entry).word for entry in newest]
     return next((i for i, word in enumerate(words) if word != words[0]), len(words))
 
@@ -334,8 +334,8 @@ def _streams(newest: Sequence[Entry]) -> list[dict[str, Any]]:
 def _strip(entries: Sequence[Entry]) -> Markup:
     """Draw one bar per run, oldest first.
 
-    The bars of two verdicts differ in height, and the worst have a cross: colour alone says
-    nothing.
+    The bars of different verdicts differ in height, and the worst have a cross, so that colour is
+    not needed.
     """
     width, high = 7, 30
     counts = Counter(standing(entry).word for entry in entries)

@@ -48,7 +48,7 @@ def trend(
     at_most: bool = False,
     changes: Sequence[ChangePoint] = (),
 ) -> Markup:
-    """Draw how one ratio, such as JAX's speed, developed over benches, as a small line chart.
+    """Draw how one ratio of a bench (timed comparison) developed over benches, as a small chart.
 
     The scale is logarithmic. A ratio that misses the goal is marked by a cross. The goal, or 1
     without one, is a dashed line if it is within the scale.

@@ -66,8 +66,7 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
 def versions(port: Port) -> dict[str, str]:
     """Return the versions of those `LIBRARIES` that are loaded, by name.
 
-    For a captured side they are the versions with which it was captured, even if another version is
-    loaded here.
+    The version that a captured side was captured with replaces that of the loaded library.
     """
     found = {name: metadata.version(name) for name in LIBRARIES if name in sys.modules}
     for side in (port.port, port.original):

@@ -64,7 +64,7 @@ class Change:
     """Kind of quantity, for the level of a group of gates; empty for a single gate or finding."""
     excess: float = 0.0
     """Severity, 0 for most changes. Of a drift: |ln ratio| / ln limit. Of a value that left its
-    history: |ln ratio| / ln `NOISE_FLOOR`, with its ratio to the median of earlier values."""
+    history: |ln ratio| / ln `NOISE_FLOOR`, where ratio is value / median of earlier values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,8 @@ class Decision:
     """Id of the baseline; None without one."""
     environment: tuple[str, ...]
     """Differences from the baseline's environment, one line each. If there are any, values need not
-    repeat, except in a run of several hosts, for cases that equal hosts measured."""
+    repeat. In a run of several hosts, those of a case that both runs measured on the same host
+    must."""
     breaches: Breaches = field(default_factory=Breaches)
     """Differences between the measured gates and the run's contract (its planned gates)."""
     comparisons: tuple[PinComparison, ...] = ()

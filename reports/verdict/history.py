@@ -97,8 +97,8 @@ def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[t
 def _before(old: Manifest, new: Manifest) -> bool:
     """Return whether the run `old` is earlier than `new` and may be part of its history.
 
-    A run with a planted fault may not, nor may one of the same kind with other ports. A bench may:
-    the page shows it.
+    A run with a planted fault may not, nor may one of the same kind with other ports. Runs of
+    another kind may: the page shows benches.
     """
     # A run with a planted fault is no evidence about the code without it.
     mixed = old.kind is new.kind and not old.shares_subject(new)

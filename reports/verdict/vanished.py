@@ -136,8 +136,8 @@ def comparable(old: Manifest, new: Manifest) -> bool:
 def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
     """Return the group of gates that a gate belongs to; later runs must have a gate of each group.
 
-    Parts of the name that may differ between runs are replaced: any checkpoint's case by `GIVEN`,
-    and the kind of a port's quantity (`Kind`) by "" unless it is a gradient.
+    Parts that may differ between runs are replaced: in a night the name of the checkpoint's case by
+    `GIVEN`, in a run of ports the kind of the quantity (`Kind`) by "" unless it is a gradient.
     """
     if kind_of_run is RunKind.NIGHTLY and case in _CHECKPOINTS:
         case = GIVEN
