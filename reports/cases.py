@@ -1,10 +1,10 @@
 """Differences that people reported in public, reproduced in small: `examples/cases/NAME.py`.
 
 A case is a Python file with a docstring, three constants and functions. `REPORT` is the address of
-the report, `TRIED` describes how people searched, and `FOUND` is text that the result must contain
-in its source line or its sentence, or `holds` if there is no bug. `port()` returns the comparison
-as reported, `mended()` the same with the cause removed; a case about storage has `diagnosis()`
-instead, which returns a `stability` diagnosis. Source: docs/cases.md.
+the report, `TRIED` describes how people searched for the cause, and `FOUND` is text that must occur
+in the result (its source line or its sentence), or `holds` if there is no bug. `port()` returns the
+`parity.Port` with the reported bug, `mended()` the same one without it; a case about storage has
+`diagnosis()` instead, which returns a `stability` diagnosis. Source: docs/cases.md.
 """
 
 from __future__ import annotations
@@ -54,16 +54,18 @@ class CaseResult:
     """Result of comparing or diagnosing a case."""
 
     sentence: str
-    """Sentence of the comparison. For a diagnosis its first line with `Case.found`, or ""."""
+    """Result of the comparison in one sentence. For a diagnosis its first line that contains
+    `Case.found`, or "" if none does."""
     text: str
     """Whole report of the comparison or diagnosis, several lines."""
     line: str
-    """Source line that the report names first, without indentation; "" if it names none."""
+    """Source line that the report of the comparison names first, without indentation; "" if it
+    names none, and for a diagnosis."""
     mended: str
-    """Sentence of the comparison after the cause was removed; "" for a diagnosis."""
+    """Result in one sentence of the comparison without the cause; "" for a diagnosis."""
     as_reported: bool
-    """Whether the result is as `Case.found` says and, for a comparison, the case passes once its
-    cause is removed."""
+    """Whether `Case.found` occurs in the result (for `HOLDS`: whether the comparison passes) and,
+    for a comparison, it passes once the cause is removed."""
     seconds: float
 
 
@@ -84,7 +86,7 @@ def cases(folder: Path = FOLDER) -> dict[str, Case]:
 def run(case: Case) -> CaseResult:
     """Compare the two sides of a case, as reported and with the cause removed, or diagnose it.
 
-    `diagnosis()` wins if the file has it; otherwise the file needs both `port()` and `mended()`.
+    A file with `diagnosis()` is diagnosed; any other needs both `port()` and `mended()`.
 
     Raises:
         UserFileError: the file cannot be loaded, or lacks these functions.
@@ -138,7 +140,7 @@ def _diagnosed(case: Case, diagnosis: Any) -> tuple[str, str, str, str, bool]:
 
 
 def named_line(report: Report) -> str:
-    """Return the text of the source line that a report names first; "" if it names none."""
+    """Return the text of the source line that a report of a comparison names first, or ""."""
     operation = report.place.operation
     lines = () if operation is None else operation.mask or operation.source
     found = _PLACE.fullmatch(str(lines[0])) if lines else None

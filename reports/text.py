@@ -138,7 +138,7 @@ def metric_value(metric: str, value: float) -> str:
 
 
 def contrast(before: float | None, now: float | None) -> tuple[str, str]:
-    """Format two numbers with enough digits to tell them apart, at most 17; None as a dash."""
+    """Format two numbers with the digits needed to tell them apart, at most 17; None as a dash."""
     if before is None or now is None or not (math.isfinite(before) and math.isfinite(now)):
         return number(before), number(now)
     pairs = [(f"{before:.{digits}e}", f"{now:.{digits}e}") for digits in (1, 3, 6, 9, 16)]
@@ -147,7 +147,10 @@ def contrast(before: float | None, now: float | None) -> tuple[str, str]:
 
 
 def contrast_all(values: Sequence[float | None]) -> list[str]:
-    """Format numbers with enough digits to tell unequal ones apart, at most 17; None as a dash."""
+    """Format numbers with the digits needed to tell unequal ones apart, at most 17.
+
+    None becomes a dash.
+    """
     finite = {v for v in values if v is not None and math.isfinite(v)}
     for digits in (1, 3, 6, 9, 16):
         if len({f"{v:.{digits}e}" for v in finite}) == len(finite):
@@ -156,7 +159,10 @@ def contrast_all(values: Sequence[float | None]) -> list[str]:
 
 
 def share(value: float | None) -> str:
-    """Format a fraction of a tolerance in percent, or from 10 on as a multiple; None as a dash."""
+    """Format a fraction of a tolerance in percent, or as "12×" if it is at least 10.
+
+    None becomes a dash.
+    """
     if value is None:
         return "–"
     if not math.isfinite(value):
@@ -213,7 +219,7 @@ def closest(name: str, names: Sequence[str]) -> list[str]:
 
 
 def record_id(case: str, edge: str, quantity: str, metric: str) -> str:
-    """Return the id of a row of the page, for links: ten hexadecimal digits, equal in every run."""
+    """Return the HTML id of a measurement's row: ten hexadecimal digits, the same in every run."""
     key = "\x1f".join((case, edge, quantity, metric))
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:10]
 

@@ -106,7 +106,7 @@ def guarded(path: Path, action: Callable[[], Any]) -> Any:
 
 
 def _not_installed(error: BaseException) -> str:
-    """Return how to install the missing package if one of our extras has it; else ""."""
+    """Return how to install the package whose import failed if an extra of ours has it; else ""."""
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ModuleNotFoundError) or package not in EXTRA_OF:
         return ""
@@ -114,7 +114,10 @@ def _not_installed(error: BaseException) -> str:
 
 
 def _own_traceback(path: Path, error: BaseException) -> str:
-    """Return the traceback from the first frame in the file's folder on, and the error."""
+    """Return an error as text, with its traceback from the first frame in the folder of `path` on.
+
+    Without such a frame there is no traceback.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     folder = path.parent.resolve()
     own = [i for i, frame in enumerate(frames) if Path(frame.filename).is_relative_to(folder)]
@@ -124,7 +127,10 @@ def _own_traceback(path: Path, error: BaseException) -> str:
 
 
 def _same_name(folder: Path, error: BaseException) -> str:
-    """Return advice if an import failed because a user's package has the name of ours; else ""."""
+    """Return advice if an import failed because a package in `folder` has the name of one of ours.
+
+    "" for any other error.
+    """
     if not isinstance(error, ImportError):
         return ""
     package = (error.name or "").partition(".")[0]
@@ -140,7 +146,11 @@ def _same_name(folder: Path, error: BaseException) -> str:
 
 
 def guarded_items(path: Path, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield the items of a user's generator; an error in it becomes a `UserFileError`."""
+    """Yield the items of a generator in the user's file at `path`.
+
+    Raises:
+        UserFileError: the generator raises an error.
+    """
     iterator, end = guarded(path, lambda: iter(items)), object()
     while (item := guarded(path, lambda: next(iterator, end))) is not end:
         yield item

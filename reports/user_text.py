@@ -48,7 +48,8 @@ def check_text(text: Path, vocab_size: int, least: int, otherwise: str) -> None:
         raise FileNotFoundError(f"no text at {text}: give an existing file.")
     if vocab_size < BYTES:
         raise ValueError(
-            f"{text}: a vocabulary of {vocab_size} has no room for the {BYTES} bytes; {otherwise}"
+            f"{text}: a vocabulary of {vocab_size} ids is smaller than the {BYTES} values of a "
+            f"byte; {otherwise}"
         )
     if (size := text.stat().st_size) < least:
         raise ValueError(f"{text} has {size} bytes, at least {least} bytes are needed; {otherwise}")
@@ -141,9 +142,9 @@ def _from_text(path: Path, folder: Path, config: MegalodonConfig) -> tuple[np.nd
             return np.asarray([encoded], np.int64).reshape(1, -1), f"{path} through {tokenizer}"
     if config.vocab_size < BYTES:
         raise ValueError(
-            f"{path}: a vocabulary of {config.vocab_size} has no room for the {BYTES} bytes, and "
-            f"there is no usable tokenizer.json in {folder}{because}; tokenise the text and pass "
-            "--ids FILE.npy."
+            f"{path}: a vocabulary of {config.vocab_size} ids is smaller than the {BYTES} values "
+            f"of a byte, and there is no usable tokenizer.json in {folder}{because}; tokenise the "
+            "text and pass --ids FILE.npy."
         )
     content = np.frombuffer(path.read_bytes(), np.uint8).astype(np.int64)
     return content[None], f"bytes of {path} as ids{because}"

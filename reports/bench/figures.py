@@ -30,7 +30,8 @@ GOALS = {
 """Smallest wanted ratios megalodon-hf / JAX of seconds (or peak bytes) on two CPU cores, by work
 and metric."""
 LENGTH_GOALS = {"token_ratio": 1.3, "token_bytes_ratio": MEMORY_PER_DOUBLING / 2}
-"""Largest wanted cost per token of a long sequence relative to a shorter one, by metric."""
+"""Largest wanted ratio of the cost per token of a long sequence to that of a shorter one, by
+metric."""
 VERSION = 3
 """Version of the timed work and of the method. Increase it when one of them changes, so that trends
 start anew."""
@@ -51,7 +52,7 @@ class Times:
 
 
 def timings(work: str, times: Times, missing: str, shared: Mapping[str, str]) -> tuple[Timing, ...]:
-    """Return the rows of one piece of work; those of a missing reference are NaN.
+    """Return the rows (`Timing`) of one piece of work; those of a missing reference are NaN.
 
     Args:
         work: Name of the work.
@@ -77,7 +78,7 @@ def compared(
     missing: str,
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return two rows about another side: its seconds, and its seconds / JAX's.
+    """Return two rows (`Timing`) about another side: its seconds, and its seconds / JAX's seconds.
 
     Args:
         work: Name of the work.
@@ -102,7 +103,7 @@ def variant_timings(
     rounds: Sequence[float],
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return two rows about a variant of some work: its seconds, and the speed-up over the base.
+    """Return two rows (`Timing`) about a variant of some work: seconds, and speed-up over the base.
 
     Args:
         work: Name of the rows, such as "forward in bfloat16": the work and its variant.
@@ -121,7 +122,7 @@ def variant_timings(
 def memory_timings(
     peaks: Mapping[str, float | str], shared: Mapping[str, str]
 ) -> tuple[Timing, ...]:
-    """Return the rows about the peak memory of a training step.
+    """Return the rows (`Timing`) about the peak memory of a training step.
 
     `peaks` has for the sides "jax" and "reference" the bytes, or the reason why they were not
     measured; rows without bytes are NaN.
@@ -144,11 +145,11 @@ def length_timings(
     sizes: Mapping[int, float],
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return the rows of some work at several lengths: seconds, bytes, and costs per token.
+    """Return the rows (`Timing`) of some work at several lengths: seconds, bytes, cost per token.
 
-    Seconds per token are divided by those of the shortest length. Memory per token is the bytes
-    beyond the shortest length's, divided by the tokens beyond it; its ratio is to the memory per
-    token of the second shortest length.
+    Seconds per token are divided by those of the shortest length. Memory per token is the increase
+    in bytes from the shortest length, divided by the increase in tokens; its ratio is to the memory
+    per token of the second shortest length.
 
     Args:
         work: Name of the work.
@@ -198,9 +199,9 @@ def row(
     rounds: Sequence[float] = (),
     note: str = "",
 ) -> Timing:
-    """Return one row; its goal is NaN if the ratio has none, and always on a GPU.
+    """Return one row (`Timing`) with its goal, which is NaN if there is none, and on a GPU.
 
-    `note` says why `value` is NaN and is dropped for other values.
+    `note` says why `value` is NaN; it is not stored with other values.
     """
     goal = math.nan
     if shared["device"] == "cpu":

@@ -21,7 +21,7 @@ MOST_CALLS = 8
 one at the longest length, so that both average over equally much other load on the machine; the
 limit bounds the duration of the bench."""
 WORKS = ("forward", "train_step")
-"""Work that is timed at each length."""
+"""Names of the work that is timed at each length."""
 
 
 def bench_lengths(
@@ -77,9 +77,12 @@ def _other_at(
     shared: Mapping[str, str],
     report: Callable[[str], None],
 ) -> list[Timing]:
-    """Return the rows of PyPI's megalodon-jax at one length, with as many rounds as ours.
+    """Return the rows (`Timing`) of PyPI's megalodon-jax at one length.
 
-    Without it, or if it fails, the rows are NaN with the reason.
+    `ours` has this project's seconds in each round, by work.
+
+    The package runs as many rounds. If it is not installed (`place` is None) or fails, the rows are
+    NaN with the reason.
     """
     theirs: dict[str, tuple[float, ...]] = {}
     missing, beside = ABSENT, dict(shared)

@@ -26,7 +26,7 @@ RECORDED = ("--reference", "recorded")
 DONE = (0, 1, 4)
 """Exit codes of a night that ran all its parts, whatever its verdict."""
 NONE = "no compiled programs were stored"
-"""Reason for a missing ratio of numbers of programs."""
+"""Reason why the ratio of numbers of compiled programs is missing."""
 _PACKAGES = ("megalodon_numerics", "reports.cli")
 """Packages that `python -m` runs with the command `nightly`; a version has one of them. The newer
 name comes first."""
@@ -39,7 +39,7 @@ class NightsError(ValueError):
 def bench_nights(
     commit: str, shared: Mapping[str, str], report: Log, options: Sequence[str] = ()
 ) -> list[Timing]:
-    """Return the rows of a first and a second night of this version and of another commit.
+    """Return the rows (`Timing`) about a first and a second night, of this version and of `commit`.
 
     Args:
         commit: name or hash of the other commit.
@@ -139,8 +139,8 @@ def _night(tree: Path, place: Path, options: Sequence[str]) -> tuple[float, int]
     seconds = _processor_seconds() - before
     if done.returncode not in DONE or _runs(runs) == stored:
         raise NightsError(
-            f"the night of {tree} did not run all parts or stored no run (exit {done.returncode}): "
-            f"{(done.stderr or done.stdout).strip()[-300:]}"
+            f"the night of the checkout {tree} did not run all parts or stored no run (exit code "
+            f"{done.returncode}): {(done.stderr or done.stdout).strip()[-300:]}"
         )
     return seconds, sum(path.name.endswith("-cache") for path in programs.glob("*"))
 
@@ -153,7 +153,10 @@ def _package(tree: Path) -> str:
     """
     found = [p for p in _PACKAGES if (tree / p.replace(".", "/")).is_dir()]
     if not found:
-        raise NightsError(f"expected one of {', '.join(_PACKAGES)} in {tree}, which has none")
+        raise NightsError(
+            f"expected one of the packages {', '.join(_PACKAGES)} in the checkout {tree}, which "
+            "has none: its nights cannot be run"
+        )
     return found[0]
 
 

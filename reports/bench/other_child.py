@@ -33,9 +33,11 @@ SHARED = (
     "cema_ndim", "chunk_size", "norm_num_groups", "norm_eps", "swiglu", "rescale_nffn", "scale_emb",
     "norm_affine", "use_checkpoint",
 )  # fmt: skip
-"""Configuration fields with equal name and meaning in both packages."""
+"""Configuration fields that have the same name and meaning in PyPI's package and in this
+project."""
 LOSS = {"loss_chunk": "loss_chunk_size"}
-"""Names in that package of arguments of the loss that are called differently here, by our name."""
+"""Names in PyPI's package of those arguments of the loss that have another name in this project, by
+that name."""
 DISTRIBUTION = "megalodon-jax"
 
 

@@ -50,7 +50,8 @@ from reports.store.runs import Run, RunKind
 from reports.store.timings import Timing
 
 PASSES = {"forward": 1, "prefill": 1, "train_step": 3}
-"""Matrix products of each work, in forward passes: a backward pass has twice those of a forward."""
+"""Lower bound of each work's time, as a multiple of the time of a forward pass's matrix products.
+A backward pass has twice as many products."""
 
 
 @dataclass(frozen=True)

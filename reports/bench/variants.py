@@ -30,7 +30,7 @@ FORMATS: tuple[Format, ...] = ("mxfp8", "nvfp4")
 PROMPT, NEW_TOKENS = 64, 32
 """For `bench_rows`: tokens per row of the prompt, and number of tokens that `generate` adds."""
 WORKS = ("forward", "train_step", "decode", "generate")
-"""Work that the process of PyPI's megalodon-jax can do."""
+"""Names of the work for which PyPI's megalodon-jax is timed."""
 Shared = Mapping[str, str]
 
 
@@ -64,7 +64,7 @@ def bench_bfloat16(
 ) -> list[Timing]:
     """Time forward and training step with products in bfloat16, and the reference under autocast.
 
-    All variants take turns: JAX and the reference, each in float32 and in bfloat16, and PyPI's
+    The variants alternate: JAX and the reference, each in float32 and in bfloat16, and PyPI's
     megalodon-jax in bfloat16 if `other` says where it is installed.
 
     `shared` has dtype, device and identity of the rows. `beside` has them for the rows about PyPI's
@@ -104,9 +104,9 @@ def bench_bfloat16(
 def _other_side(
     stack: ExitStack, place: Path | None, config: MegalodonConfig, length: int, rows: int = 1
 ) -> tuple[dict[str, dict[str, Work]], str]:
-    """Return {"other": work of PyPI's megalodon-jax} and "", or {} and why that is missing.
+    """Return {"other": work of PyPI's megalodon-jax} and "", or {} and why the package is missing.
 
-    `stack` ends its process.
+    Closing `stack` ends the package's process.
     """
     if place is None:
         return {}, ABSENT

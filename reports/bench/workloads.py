@@ -176,10 +176,10 @@ def seconds(work: Work, count: int = 1) -> float:
 def in_turn(
     sides: Mapping[str, Work], count: int, repeats: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-    """Return each side's seconds of a first call, which may compile, and of its calls in rounds.
+    """Return two results by side: seconds of its first call, and seconds of its call in each round.
 
-    Each of the `repeats` later rounds calls every side once with `count`, as the first call does.
-    The sides take turns, so that other load on the machine affects all of them.
+    The first call may compile. Each of the `repeats` rounds calls every side once, also with
+    `count`. The sides alternate, so that other load on the machine affects all of them.
     """
     first = {side: seconds(work, count) for side, work in sides.items()}
     rounds = [{side: seconds(work, count) for side, work in sides.items()} for _ in range(repeats)]

@@ -35,8 +35,8 @@ from reports.user_text import read_ids
 PASS, REGRESSED, NOTHING = ("PASS", 0), ("REGRESSED", 1), ("INCOMPLETE", 5)
 INCOMPLETE, NOT_COMPARABLE = ("INCOMPLETE", 3), ("NOT COMPARABLE", 4)
 WHOLE_WORK = 2e9
-"""Largest tokens x parameters for which the whole model is compared: at this size the oracle's
-gradients take minutes."""
+"""Largest product of numbers of tokens and parameters for which the whole model is compared at
+once: at this size the oracle's gradients take minutes."""
 TAPE_PER_STATE = 128
 """Bytes that the oracle's reverse-mode derivative keeps per EMA state and token."""
 

@@ -44,7 +44,7 @@ def examples(*lines: str, codes: bool = False, about: str = "") -> str:
 
 
 def known_runs(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return names of runs in the folder of --out that start with `incomplete`, for completion."""
+    """Return names of runs in the folder of --out that start with `incomplete`, for the shell."""
     root = Path(ctx.params.get("out") or "runs")
     names = [p.name for p in root.iterdir() if (p / "run.json").is_file()] if root.is_dir() else []
     return [n for n in ("latest", "pinned", *sorted(names)) if n.startswith(incomplete)]
@@ -65,7 +65,10 @@ class RunsFolder(click.Path):
         self.patterns, self.copied = patterns, copied
 
     def convert(self, value: Any, param: Any, ctx: click.Context | None) -> Any:
-        """Return a path; for an address the path of its local copy, for a pattern its text."""
+        """Return a path; for an address of shared storage the path of its local copy.
+
+        A pattern is returned as text.
+        """
         text = str(value)
         if isinstance(value, str) and ":" in text:
             from reports.store.addresses import check_address
@@ -101,7 +104,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 def count_option(name: str, default: int, text: str, **more: Any) -> Callable[..., Any]:
-    """Return an option for an integer of at least 1."""
+    """Return an option for an integer of at least 1; `text` is its help."""
     kind = click.IntRange(min=1)
     return click.option(name, type=kind, default=default, show_default=True, help=text, **more)
 

@@ -133,7 +133,10 @@ def _numerics() -> list[Line]:
 
 
 def _denormals() -> Line:
-    """Return whether NumPy and XLA keep denormals, found by halving the smallest normal float32."""
+    """Return a line that says whether NumPy and XLA keep denormals.
+
+    To find out, the smallest normal float32 is halved.
+    """
     smallest = np.finfo(np.float32).tiny
     with np.errstate(all="ignore"):
         here = bool(smallest * np.float32(0.5) > 0)
@@ -145,7 +148,7 @@ def _denormals() -> Line:
 
 
 def _optimisations() -> Line:
-    """Return whether LLVM's optimisations are on, as they should be in nightly runs."""
+    """Return a line that says whether LLVM's optimisations are on, as nightly runs need them."""
     name = "JAX_DISABLE_MOST_OPTIMIZATIONS"
     off = os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
     advice = f"sums round differently than in other nights: unset {name}" if off else ""
@@ -191,7 +194,11 @@ def _check_access(out: Path) -> None:
 
 
 def _pinned() -> list[Line]:
-    """Return a line per pinned run: the reason, and how this machine differs from the run's."""
+    """Return a line per pinned run: why it was pinned, and how this machine differs from its own.
+
+    A line for each unusable pin follows. Without any of these lines, one line says that there is no
+    pinned run.
+    """
     pinned, here = pins.load(device_kind()), _environment()
     lines = []
     for pin in pinned.pins:

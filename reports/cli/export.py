@@ -94,8 +94,8 @@ def _write(folder: Path, form: str, to: Path) -> None:
 def _track(folder: Path, form: str, earlier: bool) -> str:
     """Log a run to an experiment tracker, and return a description of where it was logged.
 
-    With `earlier`, the runs in its history are logged as earlier steps, each judged by the runs
-    before it; unreadable ones are named on stderr and skipped.
+    With `earlier`, the runs in the history of this run are logged as earlier steps, each judged by
+    the runs before it; runs that cannot be read are named on stderr and skipped.
     """
     from reports.exports import step, to_mlflow, to_wandb
     from reports.registry.lookup import judge_stored

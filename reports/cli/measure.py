@@ -120,7 +120,7 @@ def nightly(ctx, watch, summary_md, as_json, quiet, executor, address, resume, *
 
 
 def _night(ctx, report, executor, address, resume, **asked):
-    """Run a nightly in this process, or on an executor if one is named or to share a whole night.
+    """Run a nightly on the named executor, else in this process, and return its `Outcome`.
 
     A whole night without --executor uses local processes if there are several processors.
     """
@@ -205,7 +205,7 @@ def merge(folders: tuple[Path, ...], partial: bool, mixed: bool, out: Path, quie
 
 
 def _integers(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[int, ...]:
-    """Parse a text such as "1,8,64" as distinct integers of at least 1, sorted; "" as none."""
+    """Parse a text such as "1,8,64" as distinct integers of at least 1, sorted; "" gives ()."""
     try:
         numbers = {int(part) for part in text.split(",") if part.strip()}
     except ValueError:
@@ -228,7 +228,7 @@ def _list_option(name: str, read: Callable[..., Any], every: str, text: str) -> 
     Args:
         name: Name of the option.
         read: Callback that parses the text.
-        every: Text that the value "all" stands for.
+        every: Text that the value "all" stands for, such as "1,8,64".
         text: Help of the option.
     """
 

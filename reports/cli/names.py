@@ -138,7 +138,7 @@ TABLE = Name("pinned table", _tables)
 def stored_names(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Return names of cases in stored runs that start with `incomplete`, for the shell.
 
-    If the command already has a case, return names of its quantities instead.
+    If the command already has a case, return names of that case's quantities instead.
     """
     from reports.registry.lookback import measured_names
 

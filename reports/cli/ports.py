@@ -1,4 +1,5 @@
-"""Commands `port`, `adopt` and `capture`: of a user's port, its parameters and its sides."""
+"""Commands that compare a user's port (`port`), convert its parameters (`adopt`) and store one side
+(`capture`)."""
 
 from __future__ import annotations
 

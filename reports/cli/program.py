@@ -115,7 +115,7 @@ class Guarded(click.Group):
                 formatter.write_dl(more)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Return the requested command.
+        """Return name, command and remaining arguments of the requested command.
 
         Raises:
             click.UsageError: the command was renamed; the message has its new name.

@@ -153,9 +153,10 @@ _OF_CHECKPOINT = (
 
 
 def _check_together(ctx: click.Context, subject: str | None) -> None:
-    """Raise a usage error for given options that would be ignored.
+    """Raise a usage error for options on the command line that would be ignored.
 
-    Without --subject these are its options; with --subject, the options for a checkpoint.
+    Without --subject these are the options that need it (`_OF_SUBJECT`), with it the options about
+    a checkpoint (`_OF_CHECKPOINT`).
     """
     of_other = _OF_SUBJECT if subject is None else _OF_CHECKPOINT
     on_command_line = {

@@ -72,7 +72,7 @@ def parity(ctx: click.Context, reference: str, quiet: bool) -> None:
 
 
 def _fit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each entry of `_FIT`; its value is None if the user does not set it."""
+    """Add an option for each setting in `_FIT`; an option that is not given has the value None."""
     for name, kind, text in reversed(_FIT):
         command = click.option(f"--{name}", type=kind, help=text)(command)
     return command

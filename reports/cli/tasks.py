@@ -1,5 +1,5 @@
-"""The command `tasks`: what a difference of two language models means to a user, or one model
-against itself."""
+"""The command `tasks`: compares perplexity and continuations of two language models, or one model
+with itself."""
 
 from __future__ import annotations
 

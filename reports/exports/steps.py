@@ -37,10 +37,10 @@ class Step:
     created: datetime
     exit_code: int
     values: Mapping[str, float]
-    """Values by name of the curve. A curve `tolerance_used/...` is infinite if a gate of its group
-    could not be compared."""
+    """Number of each curve at this step, by the curve's name. A curve `tolerance_used/...` is
+    infinite if a gate of its group could not be compared."""
     facts: Mapping[str, str]
-    """Texts about this run by name: verdict, commit, device, reference, planted fault, ...."""
+    """Texts about the run by name, such as verdict, commit, device, reference, planted fault."""
 
 
 def step(run: Run, decision: Decision) -> Step:

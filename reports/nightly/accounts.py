@@ -13,8 +13,8 @@ from parity.port.report import Report
 def of_port(report: Report) -> Explanation | None:
     """Return the explanation of a failing port; None if the port holds.
 
-    It names the stage that is wrong although it was fed the original's values, or says that there
-    is no such stage.
+    The explanation names the stage that is wrong although it was given the original's values, or
+    says that there is no such stage.
     """
     first = first_divergence(report.measurements)
     if first is None:

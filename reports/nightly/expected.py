@@ -77,8 +77,9 @@ NEWEST = 5
 def expected_seconds(out: Path, names: Sequence[str]) -> tuple[dict[str, float], bool]:
     """Return the expected seconds by part, and whether this kind of processor measured them.
 
-    They come from the newest run in `out` that measured all `names` on this kind of processor. If
-    none of the `NEWEST` runs did, they come from `FIRST`, and are `OTHER` for a part it lacks.
+    The seconds come from the newest run in `out` that measured all parts `names` on this kind of
+    processor. If none of the `NEWEST` runs did, they come from `FIRST`, with `OTHER` for a part
+    that `FIRST` lacks.
     """
     here = processor(new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment)
     for folder in sorted(run_folders(out), reverse=True)[:NEWEST]:
@@ -96,10 +97,10 @@ def expected_seconds(out: Path, names: Sequence[str]) -> tuple[dict[str, float],
 def in_order(names: Sequence[str], expected: Mapping[str, float], workers: int) -> list[str]:
     """Return the order in which the parts of a night start, for early results and a short night.
 
-    One worker at a time runs the longest parts, which take minutes; the other ones run `EARLY` and
-    then the cases in the order of the plan. So the page has new results all the time, and the
-    finished parts measure the pace of the machine. The longest waiting part starts at once when
-    the night would otherwise end late.
+    One worker at a time runs the longest parts, which take minutes; the other workers run the parts
+    `EARLY` and then the cases in the order of the plan. So the page has new results all the time,
+    and the finished parts measure the pace of the machine. If the night would otherwise end late,
+    a free worker starts the longest waiting part at once.
 
     Args:
         names: Parts, in the order of the plan.

@@ -191,12 +191,13 @@ def _stored(
 ) -> Outcome:
     """Store and judge the run merged from the parts.
 
-    If an earlier attempt was killed after it had stored the run, only judge the run.
+    If an earlier attempt at this night was killed after it had stored the run, that run is judged
+    and nothing new is stored.
 
     Args:
         options: Options of the night.
         items: All parts of the night.
-        known: Results of the parts, or why they failed, by name of the part.
+        known: Answer of each part, its result or why it failed, by name of the part.
         folders: Run folders of the measured parts, by name.
         report: Receives a line for each part whose workers died.
     """

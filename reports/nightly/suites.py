@@ -86,8 +86,8 @@ class SuiteRun:
     tensors: Deviations = field(default_factory=Deviations)
     explanations: list[Explanation] = field(default_factory=list)
     responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """Relative change of each quantity under rounding perturbations, by case and metric (and edge),
-    as `reports.verdict.levels.spreads_of` takes it."""
+    """Relative L2 changes of each quantity under rounding perturbations, by (case, metric) or
+    (case, metric, edge): the `responses` of `reports.verdict.levels.spreads_of`."""
     shown: dict[str, Any] = field(default_factory=dict)
     """Plain data for sections of the page."""
 
@@ -118,10 +118,10 @@ class SuiteRun:
 
 @contextmanager
 def _breakdowns_named(suite: SuiteRun, what: str = "") -> Iterator[None]:
-    """Context that times its body; an error in it becomes the suite's reason, prefixed by `what`.
+    """Context that times its body; an error in the body becomes the suite's reason after `what`.
 
-    That includes bugs of this project, such as a KeyError: other suites continue, and the night is
-    INCOMPLETE.
+    Bugs of this project, such as a KeyError, are caught too: other suites continue, and the night
+    is INCOMPLETE.
     """
     start = time.perf_counter()
     try:
@@ -322,7 +322,10 @@ LIVE = frozenset(part for part in MEASURED if SUITE_OF[part] in LIVE_SUITES)
 
 
 def elsewhere() -> dict[str, set[str]]:
-    """Return the selectable names that are not cases of the suite `parity`, by part of the plan."""
+    """Return the names that `--case` accepts besides cases of suite `parity`, by part of the plan.
+
+    They are cases or subjects of other suites, known differences and GEMM backends.
+    """
     return {
         KNOWN_DIFFERENCES_PART: {difference.id for difference in KNOWN_DIFFERENCES},
         PRODUCTS_PART: set(BACKENDS),

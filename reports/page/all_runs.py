@@ -22,11 +22,12 @@ from reports.text import count, edge_name, label, record_id
 from reports.verdict.decide import Word
 
 STRIP = 90
-"""Number of newest runs drawn in each row of the timeline, as many as in a trend."""
+"""Largest number of runs drawn in each row of the timeline; the newest ones are drawn."""
 ROWS = 30
-"""Largest number of rows in the timeline; each row is one kind of run, set of ports and device."""
+"""Largest number of rows in the timeline; a row has the runs of one kind, set of ports and
+device."""
 EVENTS = 40
-"""Largest number of runs that are listed with the gates that changed in them."""
+"""Largest number of runs that are listed with the gates whose verdict changed in them."""
 GROUPS = 6
 """Largest number of groups of gates listed for each run with changed gates."""
 MONTHS = 36
@@ -35,7 +36,7 @@ MONTHS = 36
 
 @dataclass(frozen=True, slots=True)
 class GateGroup:
-    """Gates of one case and comparison (edge) that changed between the same two runs.
+    """Gates of one case and comparison (edge) whose verdict changed between the same two runs.
 
     Attributes:
         case: name of the case.
@@ -89,7 +90,8 @@ class Entry:
         broken: number of gates that do not hold.
         selected: number of selected cases; 0 if all were run.
         page: whether the folder has a page to link to.
-        events: changes of gates since earlier runs, one entry per earlier run, the newest first.
+        events: gates whose verdict changed since they were last measured: one entry per earlier
+            run that measured them last, the newest of these runs first.
         first: number of failing gates that no earlier run of the list measured.
         dropped: number of gates that failed in the previous complete run and that this run did
             not measure.
@@ -118,8 +120,8 @@ class Entry:
 
     @property
     def stream(self) -> tuple[str, ...]:
-        """Key of the run's row in the timeline: kind of run, names of its ports, device, and "some
-        cases" if it ran only selected ones."""
+        """Key of the run's row in the timeline: (kind of run, names of its ports, device, "some
+        cases" if it ran only selected ones, else "")."""
         selection = "some cases" if self.selected else ""
         return self.kind, ", ".join(self.subject), self.device, selection
 
@@ -132,7 +134,7 @@ class Standing:
     sign: str
     """One character shown beside the word."""
     slug: str
-    """CSS classes."""
+    """CSS classes of the run's drawing, separated by spaces."""
     height: int
     """Height of the bar in a timeline, in percent; the worse the state, the higher."""
 
@@ -156,10 +158,10 @@ _UNJUDGED = frozenset((RunKind.BENCH.value, RunKind.SHARD.value))
 
 
 def standing(entry: Entry) -> Standing:
-    """Return how to display a run.
+    """Return how to display a run: by its verdict, with three exceptions.
 
-    By its verdict, except: damaged folders, benches and shards, which have no verdict, and passing
-    verdicts that the run's failing gates, or the lack of any gate, contradict.
+    These are a damaged folder; a bench or shard, which has no verdict; and a run whose verdict
+    passes although a gate fails or it has no gates, which is shown as a contradiction.
     """
     if entry.why:
         return DAMAGED
@@ -211,15 +213,18 @@ def _judged(entry: Entry) -> bool:
 
 
 def _healthy(entry: Entry) -> bool:
-    """Return whether a run is of a kind with verdicts, without planted fault, and ran all cases."""
+    """Return whether a run can be read, has a verdict and no planted fault, and ran all cases.
+
+    The verdict itself may be any.
+    """
     return _judged(entry) and not (entry.fault or entry.selected)
 
 
 def _head(newest: Sequence[Entry]) -> dict[str, Any]:
-    """Return the word and sentence at the top of the page.
+    """Return what the top of the page shows: word, sentence, CSS class and the run they describe.
 
-    They are about the newest run of all cases without a planted fault: a nightly run if there is
-    one, else a run of another kind.
+    It is the newest run of all cases without a planted fault; if any such run is a nightly, other
+    kinds are not considered. The run is None if there is no such run.
     """
     whole = [entry for entry in newest if _healthy(entry)]
     nights = [entry for entry in whole if entry.kind == RunKind.NIGHTLY.value] or whole
@@ -255,9 +260,13 @@ def _head(newest: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _elsewhere(whole: Sequence[Entry], latest: Entry) -> str:
-    """Return a sentence that lists the timeline's rows whose newest run does not pass.
+    """Return a sentence that lists the rows of the timeline whose newest run does not pass.
 
-    The row of `latest` is left out. "" if there is no other such row.
+    The row that contains `latest` is left out. "" if there is no other such row.
+
+    Args:
+        whole: Runs of all cases without a planted fault, newest first.
+        latest: The run that the top of the page describes.
     """
     newest = {entry.stream: entry for entry in reversed(whole) if entry.stream != latest.stream}
     red = [e for e in newest.values() if standing(e).slug not in ("pass", "changed")]
@@ -269,7 +278,7 @@ def _elsewhere(whole: Sequence[Entry], latest: Entry) -> str:
 
 
 def _streak(newest: Sequence[Entry]) -> int:
-    """Return how many runs at the start of `newest` (newest first) have the same displayed word."""
+    """Return how many of the newest runs in a row show the same word; `newest` is newest first."""
     words = [standing(entry).word for entry in newest]
     return next((i for i, word in enumerate(words) if word != words[0]), len(words))
 
@@ -292,7 +301,10 @@ def _commit(entry: Entry) -> str:
 
 
 def _streams(newest: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return the rows of the timeline, at most `ROWS`: one per `Entry.stream`."""
+    """Return the rows of the timeline, at most `ROWS`: one per distinct `Entry.stream`.
+
+    `newest` has the newest run first.
+    """
     by_stream: dict[tuple[str, ...], list[Entry]] = {}
     for entry in newest:
         if _judged(entry):
@@ -320,7 +332,11 @@ def _streams(newest: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def _strip(entries: Sequence[Entry]) -> Markup:
-    """Draw one bar per run, oldest first; verdicts differ in height and sign as well as colour."""
+    """Draw one bar per run, oldest first.
+
+    The bars of different verdicts differ in height, and the worst have a cross, so that colour is
+    not needed.
+    """
     width, high = 7, 30
     counts = Counter(standing(entry).word for entry in entries)
     said = ", ".join(f"{n:,} {word}" for word, n in counts.most_common())
@@ -430,7 +446,7 @@ def _groups(groups: Sequence[GateGroup], entry: Entry) -> dict[str, Any]:
 
 
 def _months(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Return the counts of runs by month and displayed verdict, newest month first."""
+    """Return the table that counts runs by month and displayed verdict, newest month first."""
     counts: dict[str, Counter[str]] = {}
     for entry in entries:
         month = entry.created[:7] if entry.created else "not known"

@@ -72,8 +72,8 @@ def once(page: str) -> str:
 class Words(Extension):
     """Jinja extension that turns glossary words in a template's own text into buttons.
 
-    Inserted data is never changed. The first use in a section or macro becomes the button, on each
-    path through conditions and loops.
+    Inserted data is never changed. In each section or macro only the first use of a word becomes a
+    button, separately in each branch of a condition.
     """
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:

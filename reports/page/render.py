@@ -40,8 +40,8 @@ from reports.verdict.history import History
 from reports.verdict.replays import replays, suite_of
 
 DRILLED = 200
-"""Largest number of failing tensors that are described element by element; the first divergences
-come first."""
+"""Largest number of failing tensors that the page describes element by element; first divergences
+have priority."""
 SHOWN = 6
 """Largest number of first divergences whose tensors the page shows in detail without JavaScript."""
 _HERE = Path(__file__).parent
@@ -165,12 +165,15 @@ def _share_tick(level: float) -> str:
 
 
 def _breakable(text: str) -> Markup:
-    """Allow a long dotted name to wrap after its dots; the parts are escaped."""
+    """Return markup in which a long name may wrap after each dot and slash; the name is escaped."""
     return Markup("<wbr>").join(re.split(r"(?<=[./])", _visible(text)))
 
 
 def _whole_numbers(text: str) -> Markup:
-    """Keep a number with an exponent on one line: a browser would break 1.5e-01 at its sign."""
+    """Return a text as markup whose numbers with an exponent do not wrap.
+
+    A browser would break 1.5e-01 at its sign.
+    """
     pieces = re.split(r"(\d[\d.]*e[+-]\d+)", _visible(text))
     whole = Markup('<span class="nowrap">{}</span>')
     return Markup("").join(whole.format(p) if i % 2 else p for i, p in enumerate(pieces))
@@ -179,9 +182,11 @@ def _whole_numbers(text: str) -> Markup:
 def _drilled(
     run: Run, decision: Decision
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, str, str], str]]:
-    """Return data of up to `SHOWN` first divergences, and the markup of up to `DRILLED` tensors.
+    """Return what the page shows of failing tensors whose errors the run stored, in two forms.
 
-    Both are failing tensors with stored errors. The markup is by (case, edge, quantity).
+    The first is the data (`drilldown`) of at most `SHOWN` tensors, all first divergences. The
+    second is the HTML of at most `DRILLED` tensors, first divergences first, by
+    (case, edge, quantity).
     """
     starts = [(m.case, m.edge, m.quantity) for m in decision.starts]
     rank = {key: i for i, key in enumerate(starts)}

@@ -68,9 +68,9 @@ def _slug(word: str) -> str:
 
 
 def _edges(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return for each edge (comparison) the numbers [passing gates, all gates] of each run.
+    """Return one row per edge (comparison): its name and, for each run, its counts.
 
-    None stands for a run without gates on the edge.
+    The counts are [passing gates, all gates], or None for a run without gates on the edge.
     """
     sides = []
     for run in runs:
@@ -88,7 +88,11 @@ def _edges(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _cases(several: Several) -> list[dict[str, Any]]:
-    """Return each case and edge that fails in any run, with the first divergence in each run."""
+    """Return one row per case and edge that fails in any run, with one cell per run.
+
+    A cell has the first divergence of the run. Without one its state is "pass", or "" if the run
+    has no gate of this case and edge.
+    """
     starts = [{(m.case, m.edge): m for m in d.starts} for d in several.decisions]
     judged = [
         {(m.case, m.edge) for m in run.measurements if m.verdict is not Verdict.INFO}

@@ -25,7 +25,7 @@ from stability.core.findings import Severity
 CASES = 60
 """Largest number of rows in the table of cases that fail in either run."""
 MAPS = 6
-"""Maximal number of pairs of heat maps, one per edge."""
+"""Largest number of pairs of heat maps; each edge has at most one pair."""
 
 
 def render(before: Run, then: Decision, after: Run, now: Decision, folders: tuple[str, str]) -> str:
@@ -73,7 +73,7 @@ def _facts(before: Run, after: Run) -> list[tuple[str, str, str, bool]]:
 
 
 def facts_of(run: Run) -> dict[str, str]:
-    """Return facts about a run as text by name: time, verdict, gates, commit, machine, ...."""
+    """Return facts about a run as text by name, such as time, verdict, gates, commit, machine."""
     manifest, gates = run.manifest, [m for m in run.measurements if m.verdict is not Verdict.INFO]
     held = sum(m.verdict is Verdict.PASS for m in gates)
     severities = [f.severity for f in run.findings]
@@ -95,10 +95,10 @@ def facts_of(run: Run) -> dict[str, str]:
 
 
 def _edges(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return one row per edge (comparison): passing gates and most important gate of each run.
+    """Return one row per edge (comparison): for each run its number of passing gates and one gate.
 
-    The most important gate is the first divergence, or without one that closest to its tolerance.
-    A run without gates on the edge has None.
+    That gate is the first divergence; without one it is the gate closest to its tolerance. None
+    stands for a run without gates on the edge.
     """
     sides = [
         {edge: _edge(rows, decision.starts) for edge, rows in _by_edge(run).items()}
@@ -131,7 +131,10 @@ def _edge(gates: Sequence[Measurement], divergences: Sequence[Measurement]) -> d
 
 
 def _cases(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return every case and edge that fails in either run, with its first divergence in each."""
+    """Return one row per case and edge that fails in either run: the first divergence in each run.
+
+    A run without one has a note instead: nothing fails there, or it was not measured.
+    """
     sides = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
     judged = [
         {(m.case, m.edge) for m in run.measurements if m.verdict is not Verdict.INFO}
@@ -164,9 +167,10 @@ def _start(m: Measurement | None, judged: bool) -> dict[str, str]:
 
 
 def _maps(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
-    """Return pairs of heat maps, one of each run, for one failing case per edge.
+    """Return at most `MAPS` pairs of heat maps (earlier run, later run), one pair per edge.
 
-    It is the first case that fails in the later run, else the first that fails in the earlier one.
+    A pair shows the edge's first case that fails in the later run; without one, its first case that
+    fails in the earlier run. An edge without failing cases has no pair.
     """
     starts_of = [{(m.case, m.edge): m for m in decision.starts} for decision in (then, now)]
     chosen: dict[str, str] = {}

@@ -22,7 +22,7 @@ _NO_HISTORY = Markup('<span class="muted">no history yet</span>')
 
 
 def _level(value: float) -> float:
-    """Return log10 of a share of a tolerance, clipped to -6 ... 12; inf if it is not finite."""
+    """Return log10 of a positive ratio, clipped to -6 ... 12; inf if the ratio is not finite."""
     return math.log10(min(max(value, 1e-6), 1e12)) if math.isfinite(value) else math.inf
 
 
@@ -48,13 +48,13 @@ def trend(
     at_most: bool = False,
     changes: Sequence[ChangePoint] = (),
 ) -> Markup:
-    """Draw one ratio of a bench over benches, oldest first, as a small logarithmic line chart.
+    """Draw how one ratio of a bench (timed comparison) developed over benches, as a small chart.
 
-    A ratio that misses the goal is marked by a cross. The goal, or 1 without one, is a dashed line
-    if it is within the scale.
+    The scale is logarithmic. A ratio that misses the goal is marked by a cross. The goal, or 1
+    without one, is a dashed line if it is within the scale.
 
     Args:
-        series: The ratio in each bench; None is a gap, for a bench without it.
+        series: The ratio in each bench, oldest first; None is a gap, for a bench without it.
         goal: Smallest wanted ratio; NaN for none.
         at_most: Whether `goal` is the largest wanted ratio instead.
         changes: Changes of level in `series`; the levels between them are horizontal lines.
@@ -268,7 +268,11 @@ def _polyline(
 
 
 def _apart(ends: Sequence[tuple[float, Line]]) -> list[tuple[float, Line]]:
-    """Return the y coordinates of the curves' labels, moved to be at least 14 SVG units apart."""
+    """Return the curves with the y coordinates of their labels, from top to bottom.
+
+    `ends` has the y coordinate at which each curve ends. Labels are moved from there so that they
+    are at least 14 SVG units apart.
+    """
     out: list[tuple[float, Line]] = []
     for y, line in sorted(ends, key=lambda end: end[0]):
         out.append((max(y, out[-1][0] + 14) if out else y, line))
@@ -289,7 +293,7 @@ def chart(
     """Draw curves with their names at their ends; points that are not finite leave gaps.
 
     Args:
-        lines: At most 15, the number of names that fit.
+        lines: The curves, at most 15: no more names fit.
         text: Description of the drawing, for screen readers.
         x_label: Label of the horizontal axis.
         tick_label: Formats a tick of the vertical axis, for example to undo a logarithm.
@@ -359,7 +363,10 @@ def _narrow(
 
 
 def histogram(bins: Sequence[Bin], name: str) -> Markup:
-    """Draw a histogram of the errors of the tensor `name`, with the count above each bar."""
+    """Draw a histogram of the errors of the tensor `name`: one bar per bin of elements.
+
+    The number of elements is written above each bar.
+    """
     wide, base, tall = 46, 118.0, 92.0
     most = max(b.count for b in bins)
     parts = []

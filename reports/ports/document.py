@@ -64,9 +64,9 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
 
 
 def versions(port: Port) -> dict[str, str]:
-    """Return the versions of `LIBRARIES` that are loaded here, or were loaded for a captured side.
+    """Return the versions of those `LIBRARIES` that are loaded, by name.
 
-    The capture's version wins.
+    The version that a captured side was captured with replaces that of the loaded library.
     """
     found = {name: metadata.version(name) for name in LIBRARIES if name in sys.modules}
     for side in (port.port, port.original):

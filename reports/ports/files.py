@@ -40,7 +40,7 @@ def ports_of(path: Path) -> Iterator[tuple[Port, ...]]:
 def side_of(path: Path, which: str, case: str = "") -> Iterator[tuple[Side, Port | None]]:
     """Context that yields one side that a file defines, and its port.
 
-    A function `side()` wins over `port()`; its result has no port (None).
+    A function `side()` is preferred to `port()`; the side that it returns has no port (None).
 
     Args:
         path: A file with a function `side()` or `port()`.
@@ -91,7 +91,7 @@ def _only(ports: Sequence[Port], path: Path, case: str) -> Port:
     if len(chosen) != 1:
         titles = ", ".join(port.title for port in ports)
         raise UserFileError(
-            f"expected --case with the case of one port of {path}; there are {titles}"
+            f"expected --case to select exactly one port of {path}; there are {titles}"
         )
     return chosen[0]
 

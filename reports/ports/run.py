@@ -41,9 +41,9 @@ class Options:
     cases: tuple[str, ...] = ()
     """Titles, cases or names of the ports to compare; () for all."""
     gradients: bool = True
-    """False: compare no derivatives of any port. True: as each port says."""
+    """False: compare no derivatives of any port. True: each port decides (`Port.gradients`)."""
     bfloat16: bool = True
-    """False: do not run any port in bfloat16. True: as each port says."""
+    """False: do not run any port in bfloat16. True: each port decides (`Port.bfloat16`)."""
     pins: Path | None = None
     """File of pins (`parity.pins`) to use instead of the pins of every port; None for their own."""
 
@@ -56,7 +56,7 @@ class Comparisons:
     found: list[tuple[Port, Report]] = field(default_factory=list)
     """Each compared port, with its result."""
     refused: list[tuple[Port, Exception]] = field(default_factory=list)
-    """Each port that could not be compared, with the error."""
+    """Each port whose comparison raised an error, with the error."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Duration of the comparisons in seconds, by the port's name."""
 

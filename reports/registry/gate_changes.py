@@ -56,7 +56,7 @@ class GateName:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Gates that changed between one earlier run and this one.
+    """Gates whose verdict changed between one earlier run and this one.
 
     Attributes:
         before: folder name of the earlier run.
@@ -167,10 +167,10 @@ def _by_run(runs: np.ndarray, ids: np.ndarray, broken: Sequence[int]) -> dict[in
 def _measured(
     root: Path, gathered: Gathered, runs: Sequence[tuple[Line, Manifest]], keys: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return which of the gates `keys` were measured, as their indices, by `_work` of the runs.
+    """Return the indices in `keys` of the gates that runs measured, by `_work` of the runs.
 
-    Runs with equal `_work` measured the same gates, so only one of them is queried. If it cannot be
-    read, they are left out.
+    Runs with equal `_work` measured the same gates, so only one of them is queried. If that run
+    cannot be read, their `_work` is left out.
     """
     one_of = {_work(line): line for line, _ in runs}
     with _table(root, gathered, one_of.values()) as table:

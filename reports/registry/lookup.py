@@ -138,7 +138,8 @@ def look_up(root: Path, name: str) -> Found:
 
 
 def _others(newest: RunInfo, stored: Sequence[RunInfo]) -> tuple[tuple[str, str], ...]:
-    """Return the newest run of each other kind and subject, and its verdict, if it did not pass."""
+    """Return name and verdict of the newest run of each kind and subject other than those of
+    `newest`, if it did not pass."""
     seen, found = [newest], []
     for run in reversed(stored):
         if run.kind in _NO_VERDICT or any(run.manifest.shares_subject(s.manifest) for s in seen):
@@ -305,7 +306,8 @@ def anchors_of(root: Path, run: Run, pinned: pins.Pins) -> tuple[Run, ...]:
     """Return the anchors of a run's machine: its oldest passing runs, to compare error levels with.
 
     Each error level that no pinned run of the machine has needs an anchor: the oldest run of this
-    machine that measured it and passes when judged without an anchor. Several levels may share one.
+    machine that measured the level and passes when judged without an anchor. Several levels may
+    share an anchor.
     """
 
     def healthy(old: Run) -> bool:
@@ -383,7 +385,8 @@ def _damaged(judged_run: JudgedRun) -> list[str]:
 
 
 def _failure_lines(judged_run: JudgedRun) -> list[str]:
-    """Return lines on the first failing gate: since when it fails, its explanation, and commands.
+    """Return lines on the first failing gate: since when it fails, its explanation, and commands
+    that explain its case.
 
     Empty if no gate fails.
     """

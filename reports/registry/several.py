@@ -50,7 +50,11 @@ def run_lines(several: Several) -> list[str]:
 
 
 def table(several: Several) -> tuple[list[str], list[list[str]], int]:
-    """Return the header and the rows of the table for the terminal, and how many rows it omits."""
+    """Return the header, the rows, and the number of omitted rows of the table for the terminal.
+
+    A column is a run. The rows are its verdict, its passing gates per edge, and the first `SHOWN`
+    changes.
+    """
     heads = ["", *(str(i) for i in range(1, len(several.runs) + 1))]
     rows = [["verdict", *(decision.word.value for decision in several.decisions)]]
     rows += [[f"gates held, {edge_name(edge)}", *cells] for edge, cells in _edges(several)]
@@ -93,7 +97,7 @@ def more_line(omitted: int) -> list[str]:
 
 
 def as_values(several: Several) -> dict[str, Any]:
-    """Return the fields that a comparison of several runs adds to the JSON of a verdict."""
+    """Return the fields "runs" and "rows", which --json adds to those of a verdict."""
     runs = [
         {
             "run": run.id,

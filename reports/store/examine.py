@@ -30,9 +30,15 @@ _PASS, _FAIL, _INFO, _NOT_COMPARABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Result of checking a folder; other fields are those of `reports.store.index.Line`.
+    """Result of checking a folder that may be a run.
 
     Attributes:
+        name: name of the folder.
+        why: why the folder is not a readable run; "" if it is one.
+        manifest: manifest of the run; None if it is not readable.
+        gates: number of measurements that have a tolerance or could not be compared.
+        broken: number of gates that do not pass, recomputed from their values and tolerances.
+        work: hash of the gates and their identities, without values.
         rows: gates with recomputed verdicts and shares of tolerance; None without measurements.
         path: path of the folder; None if it could not be read.
     """
@@ -48,10 +54,10 @@ class Examined:
 
 
 BATCH = 2**18
-"""Largest number of rows whose verdicts one call recomputes, unless a single run has more. With one
-call per small run, call overhead would dominate."""
+"""Largest number of rows whose verdicts are recomputed together, unless a single run has more.
+Recomputing each small run by itself would take longer."""
 BATCH_BYTES = 2**28
-"""Largest size in bytes of the rows whose verdicts one call recomputes, unless a single run has
+"""Largest size in bytes of the rows whose verdicts are recomputed together, unless a single run has
 more."""
 
 
@@ -112,7 +118,8 @@ def _read(folder: Path, only: bool) -> Examined:
 def _judge(found: list[Examined], waiting: dict[int, pa.Table]) -> None:
     """Recompute the verdicts of the rows in `waiting` (by index into `found`), and empty it.
 
-    Updates `found` with the gates and counts; a run with a measurement twice becomes unreadable.
+    The gates of each run and their counts are set in `found`; a run with a measurement twice
+    becomes unreadable.
     """
     runs, tables = list(waiting), list(waiting.values())
     waiting.clear()
@@ -174,7 +181,10 @@ def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, np.ndarray]:
 
 
 def _codes(column: pa.Array) -> tuple[list[str], np.ndarray]:
-    """Return the words of `Verdict` and then others of a column, and each row's index into them."""
+    """Encode a column of verdicts as integers: return the words, and each row's index into them.
+
+    The words are those of `Verdict`, followed by other words that the column holds.
+    """
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     found = column.dictionary.to_pylist()

@@ -24,7 +24,7 @@ WORST = pa.struct([("index", INDICES), ("actual", pa.float64()), ("expected", pa
 
 
 def write_rows(path: Path, rows: Sequence[Any], schema: pa.Schema) -> None:
-    """Write dataclasses as the rows of a file; without rows write no file."""
+    """Write dataclasses as the rows of a Parquet file; without rows write no file."""
     if rows:
         pq.write_table(pa.Table.from_pylist(list(map(asdict, rows)), schema=schema), path)
 

@@ -27,8 +27,8 @@ from reports.store.schema import (
 from reports.store.seal import check_seal, is_sealed
 
 AHEAD = 0.05
-"""Hours (3 minutes) by which a run may be dated ahead of the clock. Clocks of machines differ by
-seconds; a run dated further ahead would count as the newest until its date."""
+"""Largest number of hours (3 minutes) by which a run may be dated ahead of the clock. Clocks of
+machines differ by seconds; a run dated further ahead would count as the newest until its date."""
 CHECKED = 5
 """First schema whose run.json has checksums of the other files."""
 
@@ -203,8 +203,9 @@ class Manifest:
     seams: tuple[Mapping[str, Any], ...] = ()
     """Every known difference from the reference, with its value if it was measured."""
     spreads: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Standard deviations of ln of each error level over random rounding, by group of gates: of the
-    typical and of the largest value (`reports.verdict.levels.spreads_of`)."""
+    """By name of a group of gates: the standard deviations, over random rounding, of ln of its
+    typical value (geometric mean) and of ln of its largest (`reports.verdict.levels.spreads_of`).
+    """
     stability: Mapping[str, Any] = field(default_factory=dict)
     """Results of probes other than findings, by section of the page."""
     workload: Mapping[str, Any] | None = None
@@ -232,7 +233,7 @@ class Manifest:
 
     @property
     def whole(self) -> bool:
-        """Whether the run is complete: no planted fault, all cases selected, all suites whole."""
+        """Whether the run has no planted fault, ran all cases, and all its suites are whole."""
         return (
             not (self.fault or self.selected)
             and bool(self.suites)
@@ -309,8 +310,8 @@ Record = TypeVar("Record")
 def typed(record: type[Record], document: object) -> Record:
     """Return a dataclass made from a JSON object, with its fields checked at every depth.
 
-    A field that is missing or null has its default; in objects below this one null is a value.
-    Names that are no field are ignored.
+    A field of the outermost object that is missing or null gets its default; inside nested objects
+    null is a value. Names that are no field are ignored.
 
     Raises:
         StoreError: a field has a wrong type, or one without a default is missing.

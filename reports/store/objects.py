@@ -38,9 +38,9 @@ class Objects:
     """Path of the folder within the file system."""
 
     def names(self) -> list[str]:
-        """Return the names of the folders that are neither hidden nor being deleted, runs or not.
+        """Return the names of the folders in the root that are neither hidden nor being deleted.
 
-        Empty if the root does not exist.
+        Some of them may be no runs. Empty if the root does not exist.
 
         Raises:
             FileNotFoundError: the parent of the root, such as a bucket, does not exist.
@@ -68,7 +68,7 @@ class Objects:
         return {name: size for name, size in inside.items() if "/" not in name}
 
     def inside_all(self) -> dict[str, dict[str, int]]:
-        """Return `inside` of every folder, by folder, with one listing of all objects."""
+        """Return for every folder, by name, the result of `inside`; one request lists all."""
         folders: dict[str, dict[str, int]] = {}
         for path, info in again(lambda: self.files.find(self.root, detail=True)).items():
             name, _, inside = path.removeprefix(f"{self.root}/").partition("/")

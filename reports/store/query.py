@@ -46,7 +46,9 @@ class Table:
         self.database.register("places", pa.table(places))
 
     def ask(self, query: str, **values: object) -> tuple[Columns, dict[int, str]]:
-        """Run a query; return its columns, and the errors of unreadable files by their position.
+        """Run a query; return its columns, and the error of each unreadable file.
+
+        The errors are by position of the file in `files`; rows of these files are left out.
 
         Args:
             query: SQL on the table `measurements`, whose column `run` is the position of a row's

@@ -19,7 +19,8 @@ from reports.store.timings import Timing
 from stability.core.findings import Finding
 
 SCHEMA = 5
-"""Increased with every change that older versions cannot read, together with a new `Migration`."""
+"""Schema that this version writes. It is increased with every change that older versions cannot
+read, together with a new `Migration`."""
 MEASUREMENTS = "measurements.parquet"
 FINDINGS = "findings.parquet"
 TIMINGS = "timings.parquet"
@@ -120,7 +121,9 @@ MIGRATIONS = {
 
 
 def migrate(manifest: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the manifest in the current schema; `migrated_from` holds its schema if older.
+    """Return the content of run.json in the current schema.
+
+    If it had an older schema, its key "migrated_from" holds that.
 
     Raises:
         StoreError: the schema is newer than this version's, or is not a positive integer.

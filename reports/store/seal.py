@@ -49,8 +49,8 @@ def check_seal(document: Mapping[str, Any], path: Path) -> None:
     if isinstance(schema, int) and schema < FIRST_SEALED and newer:
         raise StoreError(
             f"expected {path} as it was stored, but it says schema {schema} and has "
-            f"{', '.join(newer)}, which schema {FIRST_SEALED} brought: it was edited. Restore the "
-            "folder or delete it"
+            f"{', '.join(newer)}, which only schema {FIRST_SEALED} and later have: it was edited. "
+            "Restore the folder or delete it"
         )
     # `migrate` rejects an invalid or newer schema and says why.
     if not isinstance(schema, int) or not FIRST_SEALED <= schema <= SCHEMA:

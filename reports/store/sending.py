@@ -85,7 +85,7 @@ def _has_manifest(objects: Objects, folder: Path, name: str) -> bool:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of a run except run.json, by name."""
+    """Return the paths of a run's files except run.json, sorted by name."""
     return sorted(p for p in folder.iterdir() if p.name != MANIFEST and p.name[0] != ".")
 
 

@@ -30,11 +30,11 @@ from reports.store.sending import deliver, remove
 from reports.store.unsent import Note, locked, put_in, take_out, waiting
 
 REQUESTS = 64
-"""Parallel requests; most of their time is network latency."""
+"""Number of parallel requests; most of their time is network latency."""
 ABANDONED = 3600
 """Seconds without a new object after which an unfinished run is deleted; sending takes seconds."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of a disk that is full or read-only."""
+"""Error codes of a disk that is full or read-only."""
 LATE = (PAGE, VERDICT)
 """Files that may be added to a run after it is stored."""
 
@@ -78,7 +78,7 @@ class Storage:
         self.send_unsent(report)
 
     def _fetch(self, name: str, inside: Mapping[str, int] | None) -> None:
-        """Copy a run; skip it if it is unfinished or deleted meanwhile."""
+        """Copy a run to this machine, except if it is unfinished or is deleted meanwhile."""
         inside = self.objects.inside(name) if inside is None else inside
         if MANIFEST not in inside:
             return
@@ -206,7 +206,7 @@ class Storage:
             remove(self.objects, name)
 
     def clean(self) -> None:
-        """Complete interrupted deletions, and delete the remains of killed writers."""
+        """Complete interrupted deletions, and delete unfinished runs that a killed writer left."""
         with _refusals_named(self.address):
             for name in self.objects.going():
                 remove(self.objects, name)

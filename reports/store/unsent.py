@@ -26,7 +26,7 @@ UNSENT = ".unsent"
 NOTE = ".claim"
 """File of an unsent run that holds its `Note`; it is never sent."""
 TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
-"""Errors of renaming a folder to a name that is taken, by a folder with files or by a file."""
+"""Error codes of renaming a folder to a name that another file or a non-empty folder has."""
 
 
 @dataclass(frozen=True)

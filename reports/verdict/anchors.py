@@ -35,7 +35,7 @@ Healthy = Callable[[Run], bool]
 
 
 def anchor_pins(chosen: Sequence[Run], run: Run) -> tuple[Pin, ...]:
-    """Return one `Pin` with the error levels of all anchors and the id of the oldest one.
+    """Return a tuple of one `Pin`, with the error levels of all anchors and the id of the oldest.
 
     A pin holds error levels with which later runs are compared. The tuple is empty if there are no
     anchors.
@@ -107,10 +107,11 @@ def _work(info: RunInfo) -> str:
 def _holders(
     earlier: Sequence[RunInfo], levels: Sequence[Sequence[Measurement]]
 ) -> dict[str, set[int]]:
-    """Return which of `levels` the earlier runs measured, as positions, by `_work` of the run.
+    """Return which groups of gates the earlier runs measured, by `_work` of the run.
 
-    Each of `levels` is a sequence of gates; a run measured it if it measured all of them. Of runs
-    with equal `_work` only one is queried: most of ten thousand nights measured the same gates.
+    Each of `levels` is the gates of one group, and a group is given by its position in `levels`. A
+    run measured a group if it measured all its gates. Of runs with equal `_work` only one is
+    queried: most of ten thousand nights measured the same gates.
     """
     asked = list({_work(info): info for info in reversed(earlier)}.values())
     with Table([str(old.folder / MEASUREMENTS) for old in asked]) as table:

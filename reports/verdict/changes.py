@@ -64,7 +64,7 @@ class Change:
     """Kind of quantity, for the level of a group of gates; empty for a single gate or finding."""
     excess: float = 0.0
     """Severity, 0 for most changes. Of a drift: |ln ratio| / ln limit. Of a value that left its
-    history: |ln ratio| / ln `NOISE_FLOOR`, with its ratio to the median of earlier values."""
+    history: |ln ratio| / ln `NOISE_FLOOR`, where ratio is value / median of earlier values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,10 @@ def _compare_one(m: Measurement, old: Measurement | None, exact: bool) -> Change
 
 
 def _step(m: Measurement, past: Past) -> Change | None:
-    """Return a `Change` if the value of a passing gate left its earlier values, else None.
+    """Return a `Change` if the value of a passing gate is an outlier among its earlier values.
 
-    For gates whose value does not repeat bit by bit (`reports.verdict.noise.step`).
+    None otherwise. Used for gates whose value does not repeat bit by bit
+    (`reports.verdict.noise.step`).
     """
     ratio = step(m.value, past.values) if m.verdict is Verdict.PASS else None
     if ratio is None:
@@ -160,8 +161,8 @@ def tolerance_note(before: float, now: float) -> str:
 def rescaled_change(rescaled: Rescaled, comparison: PinComparison) -> Change:
     """Return the change "not comparable" for gates whose tolerances changed since the pinned run.
 
-    In the error level of a group of gates, a gate counts with at least `DRIFT_SHARE` of its
-    tolerance. With another tolerance the level may change although no error did.
+    The error level of a group of gates depends on their tolerances, because each gate counts with
+    at least `DRIFT_SHARE` of its tolerance: the level may change although no error did.
     """
     note = f"{tolerance_note(rescaled.before, rescaled.now)} since {pin_name(comparison)}"
     return _group_change(What.NOT_COMPARABLE, rescaled.group, note=note)
@@ -281,7 +282,8 @@ def find_changes(
     Args:
         run: The judged run.
         baseline: Run to compare with; None if there is none.
-        past: Earlier values of the gates that do not repeat, with which their values are compared.
+        past: Earlier values of the gates that do not repeat; each such gate is compared with its
+            own.
         equal: Function that returns whether both runs measured a case on the same host. Only then
             must a value that a replay repeated bit by bit equal the baseline's.
     """

@@ -82,7 +82,8 @@ class Decision:
     """Id of the baseline; None without one."""
     environment: tuple[str, ...]
     """Differences from the baseline's environment, one line each. If there are any, values need not
-    repeat, except in a run of several hosts, for cases that equal hosts measured."""
+    repeat. In a run of several hosts, those of a case that both runs measured on the same host
+    must."""
     breaches: Breaches = field(default_factory=Breaches)
     """Differences between the measured gates and the run's contract (its planned gates)."""
     comparisons: tuple[PinComparison, ...] = ()
@@ -211,10 +212,10 @@ def decide(
 def _equal_hosts(
     run: Run, baseline: Run | None, environment: Sequence[str]
 ) -> Callable[[str], bool]:
-    """Return a function of a case: whether a run and its baseline measured it on the same host.
+    """Return a function of a case's name: whether a run and its baseline measured it on one host.
 
-    A run of several hosts is compared with its baseline case by case: a value of another host is no
-    baseline for a value that should repeat.
+    Only on the same host must values repeat. In a run of several hosts, each case may have another
+    host. `environment` has the differences of the two environments; without any, hosts are equal.
     """
     manifests = [each.manifest for each in (run, baseline) if each is not None]
     if all(len({part.fingerprint for part in m.parts}) <= 1 for m in manifests):
@@ -226,7 +227,7 @@ def _equal_hosts(
 
 
 def _host_of(manifest: Manifest) -> Callable[[str], str]:
-    """Return a function of a case: the fingerprint of the host that measured it, "" if unknown."""
+    """Return a function of a case's name: the fingerprint of its host, "" if unknown."""
     whole = fingerprint(manifest.environment) or ""
     by_case = {case: part.fingerprint for part in manifest.parts for case in part.cases}
     return lambda case: by_case.get(case, "" if manifest.parts else whole)

@@ -99,8 +99,8 @@ class PinComparison:
     rescaled: tuple[Rescaled, ...] = ()
     """Levels that both runs measured by the same work, not compared because tolerances changed."""
     covered: int = 0
-    """Number of the run's levels in `compared` and `rescaled`; one pooled over meshes counts once
-    per mesh."""
+    """Number of the run's levels in `compared` and `rescaled`; a level pooled over meshes counts
+    once per mesh."""
     held: frozenset[Group] = frozenset()
     """Groups of gates whose levels are compared with an earlier run of this machine, in another
     `PinComparison`."""
@@ -133,7 +133,7 @@ class PinComparison:
 
     @property
     def comparable(self) -> int:
-        """Number of levels in `compared`; one pooled over meshes counts once."""
+        """Number of levels in `compared`; a level pooled over meshes counts once."""
         return len(self.compared) // 2
 
     @property
@@ -237,14 +237,15 @@ def compare_with_pins(
 ) -> tuple[PinComparison, ...]:
     """Compare a run's levels with pins of its own machine and with pins of other machines.
 
-    Of the pins of its own machine, a level is compared with the first that has it; likewise
-    among those of other machines, of which pins with the run's kind of reference come first. The
-    caller puts the machine's anchor last: it serves levels that no pinned run there measured.
+    A level is compared with the first pin of the run's machine that has it, and with the first pin
+    of another machine that has it. Among other machines, pins with the run's kind of reference come
+    first.
 
     Args:
         run: The measured run.
         now: Its levels.
-        pins: Candidates, in order of preference.
+        pins: Candidates, in order of preference. The caller puts the anchor of the run's machine
+            last: it is for levels that no pinned run of this machine measured.
         before: Levels of the run's baseline, for tolerances that a pin does not store.
     """
     machine = fingerprint(run.manifest.environment)

@@ -95,9 +95,10 @@ def _earlier(root: Path, run: Run) -> tuple[dict[RunKind, list[RunInfo]], list[t
 
 
 def _before(old: Manifest, new: Manifest) -> bool:
-    """Return whether `old` is earlier than `new` and usable with it, as its history or as a bench.
+    """Return whether the run `old` is earlier than `new` and may be part of its history.
 
-    A run with a planted fault is not usable, nor is one of the same kind with other ports.
+    A run with a planted fault may not, nor may one of the same kind with other ports. Runs of
+    another kind may: the page shows benches.
     """
     # A run with a planted fault is no evidence about the code without it.
     mixed = old.kind is new.kind and not old.shares_subject(new)
@@ -314,9 +315,15 @@ def worst_over(
 ) -> tuple[tuple[float | None, ...], tuple[str, ...]]:
     """Return the largest share (error / tolerance) of several gates in each run of a trend.
 
-    The second result is the names of the earlier runs. `now`, the largest share in the judged run,
-    is the last of the shares. A share is None where a run measured none of the gates `keys`, and
-    NaN if one of them has a NaN.
+    Args:
+        history: Earlier runs.
+        keys: Names of the gates.
+        now: Largest share in the judged run.
+
+    Returns:
+        The shares of the earlier runs, oldest first, and `now` as the last one; and the names of
+        the earlier runs. A share is None where a run measured none of the gates `keys`, and NaN if
+        one of them has a NaN.
     """
     columns = [history.series[key] for key in keys & history.series.keys()]
     past: list[float | None] = []

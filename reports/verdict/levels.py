@@ -32,9 +32,11 @@ KINDS = (Kind.LOGITS, Kind.BLOCK, Kind.GRADIENT, Kind.STATE, Kind.TRAJECTORY)
 Group = tuple[str, str, str, str]
 """Case, edge (comparison), kind of quantity, metric: gates that share them are one group."""
 Spread = tuple[float, float]
-"""Deviations due to rounding: of ln of a group's geometric mean, and of ln of its largest value."""
+"""Standard deviations that rounding alone causes: of ln of the geometric mean of a group of gates,
+and of ln of their largest value."""
 STILL: Spread = (0.0, 0.0)
-"""Spread of a group of gates without calibration: rounding then explains no drift."""
+"""Spread of a group of gates whose response to rounding is unknown: rounding then explains no
+drift."""
 _MESH_EDGES = frozenset(map(str, MeshEdge))
 Calibrated = tuple[str, str] | tuple[str, str, str]
 """Case, metric and edge whose responses to rounding were measured; without an edge, all edges."""
@@ -201,7 +203,7 @@ def level_of(document: Mapping[str, Any]) -> Level:
         and 0 <= level.floored <= level.gates
     )
     if not sound:
-        raise ValueError(f"the level {dict(document)} is invalid: see reports.verdict.levels.Level")
+        raise ValueError(f"a field of the level {dict(document)} is outside its valid range")
     return level
 
 
@@ -236,10 +238,10 @@ def spreads_of(
 
     Args:
         rows: Measurements of a run.
-        responses: Responses by quantity, for a case and metric on all edges or on one edge. Those
-            on one edge replace those on all. A response is the relative L2 change of the quantity,
-            for each rounding seed (`parity.engine.measure.rounding_noise`) or, if draws were
-            pooled, for each draw with one seed.
+        responses: By (case, metric), valid on all edges, or by (case, metric, edge), which has
+            precedence: the responses of each quantity. A response is the relative L2 change of the
+            quantity, for each rounding seed (`parity.engine.measure.rounding_noise`) or, if draws
+            were pooled, for each draw with one seed.
     """
     spreads = {}
     for group, gates in group_gates(rows).items():

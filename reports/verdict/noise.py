@@ -19,7 +19,7 @@ def step(value: float, past: Sequence[float]) -> float | None:
     a factor of `NOISE_FLOOR`) from the median, and more than a factor of `NOISE_FLOOR` outside the
     range of `past`: an error that jumps between two modes moves median and MAD at random, but not
     the range. The result is None if it is no outlier, if `past` has fewer than `NOISE_LEAST`
-    positive finite values, or if `value` is not positive and finite (its tolerance judges it).
+    positive finite values, or if `value` is not positive and finite (only its tolerance counts).
     """
     logs = [math.log10(v) for v in past if v > 0 and math.isfinite(v)]
     if len(logs) < NOISE_LEAST or not (value > 0 and math.isfinite(value)):

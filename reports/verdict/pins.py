@@ -311,7 +311,7 @@ def _group(name: str) -> Group:
 
 
 def write(pin: Pin, path: Path) -> None:
-    """Write a pinned baseline, one line per group, in order; replace the file atomically.
+    """Write a pinned baseline, one line per group of gates, sorted; replace the file atomically.
 
     Raises:
         OSError: the file cannot be written.

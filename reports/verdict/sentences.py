@@ -199,7 +199,10 @@ def since(
 
 
 def _growth(run: Run, baseline: Run) -> str:
-    """Name the gate of equal work whose value grew most since the baseline; empty if none did."""
+    """Name the gate whose value grew most since the baseline; empty if none grew.
+
+    Only gates with the same work in both runs count.
+    """
     before = {m.key: m for m in baseline.measurements}
     grown = [
         (m.value / then.value, m)
@@ -250,7 +253,10 @@ def nothing_shared(run: Run, baseline: Run) -> str:
 
 
 def _levels(changes: Sequence[Change]) -> str:
-    """Say for how many groups of gates the level differs from a pinned run, by kind; "" if none."""
+    """Say for how many groups of gates the level differs from a pinned run; "" if for none.
+
+    There is one number per kind of change (`What`).
+    """
     groups = {(c.case, c.edge, c.kind, c.metric): c.what for c in changes if c.kind}
     return f" Levels compared with a pinned run: {_counted(groups.values())}." if groups else ""
 

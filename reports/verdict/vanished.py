@@ -80,7 +80,11 @@ class Retired:
     groups: tuple[Group, ...] = ()
 
     def covers(self, work: str | Group, seen: Seen) -> bool:
-        """Return whether this entry retires a suite or group of gates, last done by run `seen`."""
+        """Return whether this entry retires `work`, a suite or a group of gates.
+
+        `seen` is the newest run that did the work: if it is not older than `until`, the work is
+        expected again.
+        """
         return work in (*self.suites, *self.groups) and _time(seen.created) < _time(self.until)
 
 
@@ -132,8 +136,8 @@ def comparable(old: Manifest, new: Manifest) -> bool:
 def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
     """Return the group of gates that a gate belongs to; later runs must have a gate of each group.
 
-    What may differ between runs is left out: the name of a checkpoint's case, and the kinds of a
-    port's quantities (`Kind`), except whether they are gradients.
+    Parts that may differ between runs are replaced: in a night the name of the checkpoint's case by
+    `GIVEN`, in a run of ports the kind of the quantity (`Kind`) by "" unless it is a gradient.
     """
     if kind_of_run is RunKind.NIGHTLY and case in _CHECKPOINTS:
         case = GIVEN
@@ -220,7 +224,7 @@ def _entry(entry: Mapping[str, Any]) -> Retired:
         raise ValueError(f"expected texts that are not empty, received {entry}")
     # A time in the future would also retire work that later runs measure and then lose.
     if _time(found.until) > datetime.now(UTC) + timedelta(hours=AHEAD):
-        raise ValueError(f"expected the time of a stored run, received {found.until}")
+        raise ValueError(f"expected as 'until' a time in the past, received {found.until}")
     return found
 
 

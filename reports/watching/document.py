@@ -99,7 +99,8 @@ def new_watch_manifest(started: datetime, root: Path, framework: str, device: De
 def run_of(manifest: Manifest, watched: Watched, facts: Facts) -> Run:
     """Return the results of a watch, finished or in progress, as a run that can be stored.
 
-    `facts` is its state. An unfinished, failed or empty watch is a suite that is not complete.
+    `facts` is the state of the watch. An unfinished, failed or empty watch is a suite that is not
+    complete.
     """
     reason = facts.stopped and f"the watch switched itself off {facts.stopped}"
     if not (reason or facts.closed):

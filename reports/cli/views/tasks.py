@@ -1,4 +1,4 @@
-"""Agreement of the language models of a user's file, as lines."""
+"""Runs the command `tasks`: compares the language models that a user's file defines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from reports.user_module import UserFileError, functions_of, guarded
 def agreements(
     file: Path, window: int, rows: int, prompts: int, new_tokens: int, margin: float | None
 ) -> tuple[list[str], bool]:
-    """Return the comparisons as text, and whether all of them are within a margin.
+    """Return one text per comparison, and whether the models agree within a margin.
+
+    Two models are compared with each other; one model is compared with itself.
 
     Args:
         file: Python file with `models()`, `ids()` and optionally `stepwise(ids)`.
@@ -24,7 +26,8 @@ def agreements(
         rows: windows that a model gets in one call.
         prompts: number of prompts to continue, if there are two models.
         new_tokens: tokens that each prompt is continued by.
-        margin: largest change in nats; None: nothing is within it.
+        margin: largest change per token in nats; None: the second result is False. For two models
+            only the change of the loss on the text is compared with it, not the continuations.
 
     Raises:
         UserFileError: the file lacks a function, or one of them raises an error.
@@ -38,7 +41,7 @@ def agreements(
         ids = guarded(file, lambda: np.asarray(functions["ids"]()))
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise UserFileError(
-                f"expected token ids (N,) of integers of `ids()` in {file}, got {ids.dtype} of "
+                f"expected token ids (N,) of integers from `ids()` in {file}, got {ids.dtype} of "
                 f"shape {ids.shape}"
             )
         if len(models) == 1:
@@ -60,17 +63,20 @@ def _models(file: Path, models: Callable[[], Any]) -> list[LanguageModel]:
     found = list(given) if isinstance(given, (tuple, list)) else [given]
     if other := [type(each).__name__ for each in found if not isinstance(each, LanguageModel)]:
         raise UserFileError(
-            f"expected LanguageModel of `models()` in {file}, got {', '.join(other)}"
+            f"expected LanguageModel from `models()` in {file}, got {', '.join(other)}"
         )
     if len(found) not in (1, 2):
-        raise UserFileError(f"expected one or two models of `models()` in {file}, got {len(found)}")
+        raise UserFileError(
+            f"expected one or two models from `models()` in {file}, got {len(found)}"
+        )
     return found
 
 
 def _run(file: Path, action: Callable[[], Any]) -> Any:
     """Return the result of a function that runs code of the user's file.
 
-    A `TaskError` passes: its message says what to do. Any other error shows the user's lines.
+    A `TaskError` of that code is raised unchanged: its message says what to do. Any other error
+    becomes a `UserFileError` that shows the user's lines.
     """
     try:
         return guarded(file, action)
@@ -79,7 +85,7 @@ def _run(file: Path, action: Callable[[], Any]) -> Any:
 
 
 def _prompts(ids: np.ndarray, count: int, window: int) -> list[np.ndarray]:
-    """Return up to `count` evenly spaced prompts, each of a quarter of a window of tokens."""
+    """Return up to `count` evenly spaced prompts, each of `window` / 4 tokens (at least one)."""
     length = max(1, window // 4)
     starts = np.unique(np.linspace(0, max(0, len(ids) - length), count).astype(int))
     return [ids[start : start + length] for start in starts]
@@ -95,7 +101,7 @@ def _with_itself(
     """Return the agreements of a model with itself on the first `rows` windows of a text.
 
     Raises:
-        TaskError: the text is shorter, or `rows` is 1.
+        TaskError: the text is shorter than that, or `rows` is 1.
     """
     if len(ids) < rows * window:
         raise TaskError(

@@ -1,7 +1,7 @@
 """Section of the page that shows both architectures, Megalodon and MLA + MoE, side by side.
 
-Gates are those of the run. Results about planted defects and broken training runs come from
-documents that `python -m tools.experiments` measured once and that are stored with the code.
+The gates are those of the shown run. Results about planted defects and broken training runs come
+from documents that `python -m tools.experiments` wrote once; they are committed with the code.
 Source: docs/reports.md "The page".
 """
 
@@ -69,7 +69,10 @@ def architectures(run: Run) -> dict[str, Any] | None:
 
 
 def _documents(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return planted defects and broken training runs, from the documents stored with the code."""
+    """Return the planted defects and broken training runs in `content`, as data of the section.
+
+    `content` is from `documents.second_architecture`; {} gives empty lists.
+    """
     training = content.get("training") or {"plan": {}, "variants": []}
     return {
         "defects": [_defect(d) for d in (content.get("defects") or {}).get("defects", ())],
@@ -81,7 +84,10 @@ def _documents(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logits(rows: Iterable[Measurement], *edges: str) -> str:
-    """Return the largest relative L2 error of logits on `edges` as text; NaN is the largest."""
+    """Return the largest relative L2 error of logits on `edges` as text, a dash if there is none.
+
+    NaN counts as the largest.
+    """
     values = [
         m.value for m in rows if m.edge in edges and (m.kind, m.metric) == (Kind.LOGITS, "rel_l2")
     ]

@@ -27,7 +27,7 @@ def second_architecture(run: Run) -> dict[str, Any]:
 
 
 def _of(run: Run, name: str) -> dict[str, Any]:
-    """Return the copy of a document in run.json, which only earlier versions stored; else {}."""
+    """Return a document's copy in run.json; {} for a run of this version, which stores none."""
     return run.manifest.stability.get(name) or {}
 
 

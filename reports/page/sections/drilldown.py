@@ -53,9 +53,9 @@ def drilldown(tensor: Deviation) -> dict[str, Any]:
 
 
 def _breaking(tensor: Deviation) -> str:
-    """Return a clause that counts the elements without whose error the tolerance would hold.
+    """Return a clause with the number of elements whose errors break the tolerance.
 
-    "" if they were not counted.
+    If these elements had no error, it would hold. "" if they were not counted.
     """
     if not tensor.breaking:
         return ""
@@ -63,9 +63,10 @@ def _breaking(tensor: Deviation) -> str:
 
 
 def _bins(tensor: Deviation) -> list[Bin]:
-    """Return the histogram's bars: equal, at most `BARS` of errors in ULP, not finite if any.
+    """Return the histogram's bars: elements that are equal, errors in ULP, elements not finite.
 
-    Bars at both ends of the errors are dropped if empty, and neighbours are merged if too many.
+    The errors have at most `BARS` bars: empty ones at both ends are dropped, and neighbours are
+    merged. The last bar is left out if all elements are finite.
     """
     equal, *between, odd = tensor.histogram
     filled = [i for i, n in enumerate(between) if n] or [0]
@@ -81,7 +82,7 @@ def _bins(tensor: Deviation) -> list[Bin]:
 
 
 def _power(exponent: int) -> str:
-    """Format 2 ** `exponent`, from 1,024 on as a power of 2; "½" if `exponent` is negative."""
+    """Format 2 ** `exponent`: up to 512 as a number, above as "2¹⁰"; "½" for a negative one."""
     if exponent < 0:
         return "½"
     digits = "⁰¹²³⁴⁵⁶⁷⁸⁹"

@@ -20,7 +20,7 @@ from reports.verdict.change_points import FALSE_ALARM, LEAST_RUNS
 
 
 def moment(created: str) -> str:
-    """Format an ISO 8601 time stamp in UTC to the minute; an invalid one is shown unchanged."""
+    """Format an ISO 8601 time as UTC, to the minute; text that is no time is shown unchanged."""
     try:
         time = datetime.fromisoformat(created)
     except ValueError:
@@ -45,7 +45,10 @@ def reference(info: ReferenceInfo) -> dict[str, str]:
 
 
 def machine(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return commit, device, fingerprint, threads, hosts, versions and flags as (name, text)."""
+    """Return a run's commit, device, fingerprint, threads, hosts, versions and flags.
+
+    The result is a list of (name, text).
+    """
     here = manifest.environment
     commit = label(manifest.commit or "unknown", 60)
     return [
@@ -60,9 +63,10 @@ def machine(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _hosts(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return rows on which host measured which parts of a distributed night, and dead workers.
+    """Return a row (host, parts that it measured) for each host of a distributed night.
 
-    A host is identified by node name, processor, threads and fingerprint. Empty for other runs.
+    The host is given by node name, processor, threads and fingerprint. If workers died, a last row
+    has the number of dead workers of each part. Other runs have no rows.
     """
     parts: dict[str, list[str]] = {}
     for part in manifest.parts:
@@ -115,7 +119,7 @@ def _environment(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def cases(manifest: Manifest, rows: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Return each case with its number of passing gates, and why some were not comparable."""
+    """Return a row per case: its passing gates, and why gates of it could not be compared."""
     verdicts: dict[str, Counter[Verdict]] = {}
     reasons: dict[str, dict[str, None]] = {}
     for m in rows:
@@ -153,7 +157,10 @@ def _case(case: CaseInfo, counts: Counter[Verdict], reasons: Iterable[str]) -> d
 
 
 def known_differences(manifest: Manifest) -> list[dict[str, str]]:
-    """Return every known difference from the reference; the state "info" means not measured."""
+    """Return a row per known difference from the reference.
+
+    Its state is "pass", "fail", or "info" if it was not measured.
+    """
     return [
         {
             "name": label(str(entry.get("id", "")), 60),
@@ -175,7 +182,8 @@ def _difference_state(entry: Mapping[str, Any]) -> str:
 
 
 def suites(manifest: Manifest) -> dict[str, Any]:
-    """Return the planned and executed checks per suite, with a sentence about the totals."""
+    """Return a row per suite with its numbers of planned and executed checks, and a sentence
+    about the totals."""
     rows = [
         {
             "name": label(suite.name, 60),

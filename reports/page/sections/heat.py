@@ -53,7 +53,8 @@ class HeatMap:
     edge: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[HeatCell | None, ...]], ...]
-    """Row label and one cell per column, None without a stage; a single cell spans the row."""
+    """Each row: its label, and one cell per column, None where there is no stage. A row of one cell
+    only spans all columns."""
     summary: str
 
 
@@ -136,9 +137,10 @@ def heat_map_of(
 
 
 def heat_maps(data: pd.DataFrame, decision: Decision) -> list[dict[str, object]]:
-    """Return for each edge the heat map of the most important case, and those of other cases.
+    """Return for each edge (comparison) heat maps of at most `MAPS` cases, the gravest first.
 
-    Failing cases come first, in the order of `decision.starts`; then others by their worst gate.
+    Failing cases are ordered as in `decision.starts`; cases that pass follow, ordered by their
+    worst gate.
     """
     starts = {(m.case, m.edge): m for m in decision.starts}
     rank = {pair: i for i, pair in enumerate(starts)}

@@ -1,4 +1,4 @@
-"""State of each section of the page that contains a problem, shown beside its link.
+"""Finds the sections of the page that contain a problem; their links are marked with its state.
 
 See docs/reports.md.
 """
@@ -38,8 +38,8 @@ def of_sections(
 ) -> dict[str, str]:
     """Return the state of each section of the page that contains a problem, by the section's id.
 
-    "fail" if a gate failed, a probe found an error or a value regressed; else "blocked": a gate
-    could not be compared.
+    The state is "fail" if a gate failed, a probe found an error, or a value left its history or
+    level; else "blocked": a gate could not be compared.
     """
     blocked = {section_of(m) for m in rows if m.verdict is Verdict.NOT_COMPARABLE}
     red = {section_of(m) for m in rows if m.verdict is Verdict.FAIL}

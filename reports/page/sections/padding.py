@@ -27,8 +27,9 @@ class Padding:
     """Notes about padding for the table of edges (comparisons); empty if padding explains nothing.
 
     Attributes:
-        scopes: text on which positions an edge compares, by edge.
-        sentence: why one edge fails while another passes, for people; "" if empty.
+        scopes: by edge, a text that says which positions it compares.
+        sentence: why one edge fails while another passes, for people; "" if padding does not
+            explain it.
     """
 
     scopes: dict[str, str] = field(default_factory=dict)

@@ -219,7 +219,7 @@ ROLES = {
     "state": ("updated buffer", "updated buffers"),
     "derivative by input": ("derivative by an input", "derivatives by inputs"),
 }
-"""Words for the roles of entries in `parity.port.ledger`, singular and plural."""
+"""By role of an entry of `parity.port.ledger`: the word for one such entry, and for several."""
 
 
 def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -251,9 +251,11 @@ def _ledger(document: Mapping[str, Any]) -> dict[str, Any] | None:
 def _count(
     role: str, compared: Sequence[Mapping[str, Any]], left_out: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return in words how many entries, such as outputs or derivatives (`role`), were compared.
+    """Return in words how many of the original's results of one `role` were compared.
 
-    "" if there are none."""
+    An example is "3 of 4 results compared"; "" if the original has none. `role` is a key of
+    `ROLES`, such as "output".
+    """
     one, many = ROLES[role]
     held = sum(entry["role"] == role for entry in compared)
     # An entry such as `grad/*` stands for all derivatives.
@@ -277,9 +279,10 @@ def _entry(entry: Mapping[str, Any], compared: bool) -> dict[str, Any]:
 
 
 def _bfloat16(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the bfloat16 errors of both sides by stage, the largest ratio port / original first.
+    """Return a row per stage with the bfloat16 errors of both sides, and a sentence about the last.
 
-    None if the sides were not run in bfloat16.
+    Rows are ordered by error of the port / error of the original, the largest first. None if the
+    sides were not run in bfloat16.
     """
     if not stages:
         return None

@@ -79,7 +79,8 @@ def steps(memory: float | None) -> str:
 def remedies(run: Run) -> dict[str, Any] | None:
     """Return the table of remedies by kind of parameter; None if no remedy was tried.
 
-    A remedy's effects are those on the most frozen parameter of each kind.
+    A row is a remedy, a column a kind of parameter; a cell is the effect on the parameter of this
+    kind that is the most frozen.
     """
     trials = _section(run, "remedies")
     kinds = list(dict.fromkeys(str(row["kind"]) for row in trials))
@@ -186,7 +187,11 @@ def _memory_lines(states: Mapping[str, Mapping[float, float]]) -> list[Line]:
 
 
 def _trained_lines(drilled: Mapping[str, Any]) -> list[Line]:
-    """Return curves of how much training lengthened each quantile of the memory, in percent."""
+    """Return a curve per variant of the drill: how much training lengthened the poles' memory.
+
+    Each quantile of the memory is a point: x is the quantile, y its change, both in percent.
+    Variants with a remedy are left out.
+    """
     if not drilled:
         return []
 

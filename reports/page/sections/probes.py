@@ -62,7 +62,8 @@ def _survival_row(subject: str, metrics: dict[str, Finding], names: Sequence[str
 def survival(run: Run) -> dict | None:
     """Return the frozen fraction of each parameter in bfloat16 storage; None if not probed.
 
-    `worst` holds the eight worst parameters; `groups` all of them by kind of module, worst first.
+    Of the returned keys, "worst" has the eight worst parameters, and "groups" all parameters by
+    kind of module (`module_kind`), worst first.
     """
     by_parameter: dict[str, dict[str, Finding]] = {}
     for f in run.findings:

@@ -55,10 +55,11 @@ load."""
 
 
 def rows(benches: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the table's lines for the last of `benches` (oldest first), with trends over all.
+    """Return the table's lines for the last of `benches` (oldest first), with trends over all of
+    them.
 
-    The main ratios are megalodon-hf / JAX, of seconds or bytes; `_PARTS` names the others. `series`
-    of a line has its ratio in each bench, None for a bench that did not measure the same work.
+    The main ratios are megalodon-hf / JAX, of seconds or bytes; `_PARTS` names the others. The
+    key "series" of a line has the ratio in each bench, None for a bench without the same work.
     """
     table = {(t.work, t.metric): t for t in benches[-1].timings}
     return [_line(table, t, benches) for t in table.values() if t.metric in _PARTS]
@@ -81,7 +82,7 @@ def notes(shown: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def changes(benches: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the lasting changes of each ratio over `benches`, the newest change first.
+    """Return the lasting changes of each ratio over `benches` (oldest first), newest change first.
 
     Each entry has the ratio's name, the medians before and after, the first run at the new level,
     and the commits since the last run at the old one (`reports.verdict.change_points`).

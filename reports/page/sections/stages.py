@@ -11,7 +11,7 @@ from typing import Any
 from reports.text import label, number, share
 
 SHARES = (-4.0, -3.0, -2.0, -1.0, -0.3, 0.0)
-"""Upper limits of the heat map's colour classes h0, h1, ..., as log10 of the share of tolerance."""
+"""Upper limits of the heat map's colour classes h0, h1, ..., as log10 of error / tolerance."""
 
 
 def stage_row(

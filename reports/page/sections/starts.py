@@ -210,7 +210,7 @@ def _case(
 
 
 def _notes(failing: Sequence[Measurement], case: str) -> list[str]:
-    """Return the notes on a case's failing measurements, such as the collective that differs."""
+    """Return the distinct notes of a case's failing measurements, such as on a wrong collective."""
     notes = (m.note for m in failing if m.case == case and m.note)
     return [label(note, 400) for note in dict.fromkeys(notes)]
 

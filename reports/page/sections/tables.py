@@ -37,8 +37,8 @@ ROWS = 120
 """Largest number of rows of a table. The worst have priority; the page counts the omitted ones."""
 
 FOLDED = 30
-"""Smallest length, in characters, of an ending common to all notes that is shown once, above the
-table."""
+"""Smallest length, in characters, of an ending shared by all notes of a table for which it is cut
+from the notes and shown once, above the table."""
 
 _METRICS = (
     "max_abs",
@@ -206,7 +206,7 @@ def overview(
 def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
     """Return a table of cases by edges; a cell is the worst gate of a kind, None without gates.
 
-    Only the kind's main metric counts: `disagreement` for tokens, else `rel_l2`.
+    Only gates of the kind's main metric count: `disagreement` for tokens, else `rel_l2`.
     """
     metric = "disagreement" if kind is Kind.TOKENS else "rel_l2"
     part = gates_of(data[(data["kind"] == kind) & (data["metric"] == metric)])
@@ -228,7 +228,7 @@ def matrix(data: pd.DataFrame, kind: Kind) -> dict[str, object]:
 
 
 def _summary(part: pd.DataFrame) -> dict[str, object]:
-    """Return the data of a summary: edges, number of gates and failures, and the worst gate."""
+    """Return the summary of a table's gates: edges, number of gates and failures, worst gate."""
     worst = _worst(part) if len(part) else None
     return {
         "edges": [edge_name(e) for e in edges_of(part)],
@@ -239,7 +239,11 @@ def _summary(part: pd.DataFrame) -> dict[str, object]:
 
 
 def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict[str, object]]:
-    """Return a table per edge: relative L2 gates of a kind, worst first, with all other metrics."""
+    """Return one table per edge (comparison), with a row per relative L2 gate of a kind.
+
+    Worst gates come first. A row also has all other metrics of the gate's tensor, and the gate's
+    share of tolerance in earlier runs.
+    """
     part = data[(data["kind"] == kind) & (data["metric"] != "error_over_reference")]
     info = part[part["metric"] != "rel_l2"]
     part = part[part["metric"] == "rel_l2"]
@@ -303,7 +307,10 @@ def parameter_tables(data: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
-    """Return a table of trajectory quantities by edges, with the worst parameter in each cell."""
+    """Return a table of trajectory quantities by edges; a cell is the worst gate, None without.
+
+    All parameters share a row for each moment and step.
+    """
     part = gates_of(data[data["kind"] == Kind.TRAJECTORY])
     edges = edges_of(part)
     # Parameters share one row per moment; other quantities, such as losses, have their own.
@@ -321,7 +328,7 @@ def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
 
 
 def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
-    """Return a row per case and side run in bfloat16: errors of logits and loss from the oracle's.
+    """Return a row per case and bfloat16 side: errors of its logits and loss against the oracle.
 
     The rows of a case are sorted by the error of the logits, smallest first.
     """

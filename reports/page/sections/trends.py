@@ -29,9 +29,10 @@ steady."""
 
 
 def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
-    """Return curves of the worst share of tolerance on up to nine edges, and gates that moved most.
+    """Return curves over nights of the worst share of tolerance, one for each of up to nine edges.
 
-    None without an earlier night, or without a gate.
+    The result also lists the gates that moved most from their median. None without an earlier
+    night, or without a gate.
     """
     nights = len(history.runs)
     gates = gates_of(data)
@@ -75,11 +76,14 @@ def _sentence(nights: int, moved: int, gates: int) -> str:
 
 
 def _points(series: Sequence[float | None], top: float) -> list[tuple[float, float]]:
-    """Return points (night, log10 of the share clipped to 1e-6 ... `top`).
+    """Return one point (x, y) per night: y is the log10 of its share, clipped to 1e-6 ... `top`.
 
-    This night is 0, the one before it -1, and so on.
+    x is 0 for the night of the page, -1 for the night before, and so on. y is NaN, which interrupts
+    the line, for a night without the gate or with a NaN.
 
-    The log10 is NaN, which interrupts a line, for a night without the gate or with a NaN.
+    Args:
+        series: Share of the tolerance in each night, oldest first; None without the gate.
+        top: Largest share to draw.
     """
     last = len(series) - 1
     return [

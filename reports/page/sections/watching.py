@@ -24,7 +24,7 @@ _NO_LOOK = "no look was made"
 
 
 def watching(run: Run) -> dict[str, Any]:
-    """Return the data of the page: headline, curves, rows of parameters, and facts."""
+    """Return the data of a watched training's page: headline, curves, parameters (rows), facts."""
     document: Mapping[str, Any] = run.manifest.stability.get("watch") or {}
     leaves = list(document.get("leaves") or ())
     steps = list(document.get("steps") or ())
@@ -95,10 +95,10 @@ def _text(text: str, limit: int) -> str:
 
 
 def _since(leaf: Mapping[str, Any], steps: Sequence[int]) -> int | None:
-    """Return the step since which every look found more than half of a leaf's elements frozen.
+    """Return the step since which every look found more than half of a parameter's elements frozen.
 
-    Looks that did not measure the leaf are skipped. None if the newest look that measured it found
-    half or less.
+    A look is a measurement at one of `steps`; looks that did not measure the parameter (`leaf`) are
+    skipped. None if the newest of the other looks found half or less.
     """
     first = None
     for step, value in zip(steps, leaf["frozen"], strict=True):
@@ -143,9 +143,9 @@ def _size(value: float | None) -> str:
 
 
 def _lines(document: Mapping[str, Any], name: str, scale: float) -> list[Line]:
-    """Return a curve of the series `name` over steps per family of parameters.
+    """Return one curve per family of parameters: the series `name` over the optimiser steps.
 
-    The curve is `scale` x value, or log10 of the value if `scale` is 0.
+    Its y values are multiplied by `scale`; if `scale` is 0, they are replaced by their log10.
     """
     steps = document.get("steps") or []
     lines = []

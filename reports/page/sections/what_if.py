@@ -30,7 +30,7 @@ _WORDS = {
 
 
 def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[Cost]:
-    """Return the error of each product of a checkpoint in each low-precision format.
+    """Return the error of each matrix product of a training step in each low-precision format.
 
     Args:
         path: A folder, or a weights file with its `config.json` beside it.
@@ -57,7 +57,11 @@ def as_document(costs: Sequence[Cost]) -> dict[str, Any]:
 
 
 def as_text(costs: Sequence[Cost]) -> str:
-    """Return text with the worst cost per kind of matrix and direction, and the resulting rules."""
+    """Return a table as text, and below it the `gemm_backend` rules that follow from the costs.
+
+    A row of the table is a kind of matrix and a direction; a cell is the worst error and underflow
+    in one format.
+    """
     groups: dict[tuple[str, str], list[Cost]] = {}
     for cost in costs:
         groups.setdefault((_kind(cost.gemm), cost.direction), []).append(cost)
@@ -143,18 +147,20 @@ def _row(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[st
 
 
 def _used(row: Mapping[str, Any]) -> float:
-    """Return error or underflow of a product / its bound, whichever is larger (`Cost.fraction`).
+    """Return the larger of a product's error and underflow, each over its bound (`Cost.fraction`).
 
-    Infinity for NaN or null.
-
-    run.json cannot hold NaN: it has null for operands that are not finite.
+    Infinity if it was not measured because an operand is not finite: NaN, which run.json stores as
+    null.
     """
     used = row["fraction"]
     return math.inf if used is None or math.isnan(used) else float(used)
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Return a column as floats, null as NaN, which NumPy's maximum and median propagate."""
+    """Return the field `name` of all rows as floats.
+
+    null becomes NaN, so that NumPy's maximum and median are NaN too.
+    """
     return [math.nan if row[name] is None else float(row[name]) for row in rows]
 
 

@@ -361,7 +361,7 @@ def test_a_small_vocabulary_has_no_bytes(work):
     synthetic.write(work / "torch", tiny())
     code, said = parity(work)
     assert code == 2
-    assert "a vocabulary of 17 has no room for the 256 bytes" in said
+    assert "a vocabulary of 17 ids is smaller than the 256 values of a byte" in said
 
 
 def test_a_tokeniser_beside_the_weights_is_used(work):
