@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 # 5 s, because starting a process alone takes some seconds: an item of a few seconds says little
 # about the speed of a machine, and one of 20 s says much.
 PRIOR = 5.0
-"""Prior of the pace: seconds of fictitious work at exactly the expected pace."""
+"""Weight of the prior of the pace: seconds of fictitious work that took as long as expected."""
 # An overdue item is unlikely to end at once. A larger share than an eighth would change estimates
 # for items of minutes that are on time.
 LATE = 8.0
-"""Smallest remaining time that is assumed for a running item: the item's age divided by this
-number."""
+"""Divisor: a running item is assumed to need at least its age (the seconds since its start) divided
+by this number."""
 # The machine may be half or twice as fast as the one on which the expected seconds were measured.
 UNSURE = 2.0
 """Factor between the estimate and each end of its range, before any item is finished."""

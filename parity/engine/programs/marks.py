@@ -83,8 +83,9 @@ class Marks:
         while unique in self.names:
             if self.once:
                 raise ValueError(
-                    f"capture: the mark {unique!r} is passed twice. Give each value a different "
-                    f"name, or number them with numbered={{{mark!r}: 'layers.{{}}.{mark}'}}."
+                    f"capture: the mark {unique!r} is passed twice: two values have this name. "
+                    f"Give each a different name, or number them with "
+                    f"numbered={{{mark!r}: 'layers.{{}}.{mark}'}}."
                 )
             unique, count = f"{name}#{count}", count + 1
         self.names.add(unique)
