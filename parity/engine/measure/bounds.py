@@ -61,10 +61,13 @@ def rule(rules: Iterable[Rule], edge: str, kind: Kind, metric: str = "rel_l2") -
 
 
 def bound_from(row: Rule | None, floor: float) -> float:
-    """Return the largest passing value by the rule `row`.
+    """Return the largest value of a metric that passes the rule `row`.
 
-    `floor` is the noise floor of the quantity: the error that rounding alone causes.
-    NaN if `row` is None, or if the rule needs the floor and `floor` is NaN.
+    The result is NaN if `row` is None, or if the rule needs the noise floor and `floor` is NaN.
+
+    Args:
+        row: row of the tolerance table; None: no rule applies.
+        floor: noise floor of the quantity: the error that rounding alone causes.
     """
     if row is None:
         return math.nan
@@ -81,7 +84,7 @@ class NoiseFloors:
     """Calibration by case name: `hash` of the work, and `responses`, the relative L2 change of each
     quantity under simulated rounding, one value per seed."""
     rules: Sequence[Rule]
-    """The tolerance table. If several rules apply, the first decides."""
+    """The tolerance table. If several rules apply to one quantity, the first one decides."""
     exact_enough: ClassVar[float] = EXACT_ENOUGH
     unknown: ClassVar[str] = "calibrate this case"
 

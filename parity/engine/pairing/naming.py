@@ -124,7 +124,7 @@ def leaf(name: str) -> str:
 
 
 def parent(name: str, levels: int = 1) -> str:
-    """Return a name without its last `levels` parts."""
+    """Return a name without its last `levels` parts, which dots separate."""
     return ".".join(name.split(".")[:-levels])
 
 
@@ -135,7 +135,7 @@ def pattern(name: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def numbers(name: str) -> tuple[int, ...]:
-    """Return the numbers in a name."""
+    """Return the numbers in a name, in order: (0, 2) for `layers.0.norm2.weight`."""
     return tuple(int(digits) for digits in _NUMBER.findall(name))
 
 
