@@ -162,10 +162,10 @@ class Watch:
         self._looked = -every
 
     def changed(self, now: bool = False) -> list[str]:
-        """Return `changed_files()`.
+        """Return the paths of the changed files (`changed_files`).
 
         If the last check was less than `every` seconds ago, return an empty list without a check,
-        unless `now`.
+        unless `now` is set.
         """
         if not now and time.monotonic() - self._looked < self.every:
             return []
@@ -187,10 +187,11 @@ def versions() -> Mapping[str, str]:
 
 
 def settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that may change results (`PREFIXES`), by name; empty ones are left out.
+    """Return the values of environment variables that may change results (`PREFIXES`), by name;
+    empty values are left out.
 
     Args:
-        environment: variables by name; None: those of this process.
+        environment: environment variables by name; None: those of this process.
     """
     environment = os.environ if environment is None else environment
     return {

@@ -85,7 +85,7 @@ class Progress:
         self._say(f"  {len(self.pace.seconds)}/{self.planned} {answer.name}: {state}{text}")
 
     def estimate(self) -> float | None:
-        """Return the estimated seconds left; None while no duration is known (`Pace.estimate`)."""
+        """Return the estimated seconds left; None if too little is known (`Pace.estimate`)."""
         return self.pace.estimate(*self._running())
 
     def lines(self) -> list[str]:

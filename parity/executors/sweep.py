@@ -230,8 +230,8 @@ def run(
     Args:
         items: items to run, with unique names.
         executor: runs the items; it is always closed at the end.
-        answers: stored answers, whose items are not run again; new answers are added. None: store
-            nothing.
+        answers: stored answers, whose items are not run again; answers of items that succeed are
+            added. None: store nothing.
         report: receives a line for each item, and the progress every `progress.EVERY` seconds.
 
     Raises:

@@ -77,8 +77,8 @@ class Bounds(Protocol):
         ...
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest passing value of a metric that has no noise floor; NaN without a rule
-        for it."""
+        """Return the largest value that passes, for a metric whose bound uses no noise floor; NaN
+        if no rule applies."""
         ...
 
 

@@ -50,7 +50,8 @@ HORIZON = 12
 # In a correct port not all stages agree: the original may lack some. After a bug some stages agree,
 # such as tables of positions that each layer recomputes.
 AGREEING = 1 / 3
-"""Fraction of the following stages that must agree for values to count as agreeing again."""
+"""Smallest fraction of the next `HORIZON` stages that must agree for values to count as agreeing
+again."""
 # Reached by the same name up to an index at its end, and by names that are paired in another layer.
 SURE = 0.9
 """Name similarity that pairs stages of different values, even when executed in another order."""
@@ -124,7 +125,8 @@ class _Aligner:
         self.by: dict[int, AlignedBy] = {}
         self.pinned_layouts: dict[tuple[int, int], Layout] = {}
         self.barred = np.isinf(self.close.distance)
-        """Booleans (rows, columns), True where the two stages cannot be a pair."""
+        """Booleans (stages of the original, stages of the port), True where the two cannot be a
+        pair."""
         returned = [np.isin(names, which) for names, which in zip(self.names, outputs, strict=True)]
         self.outputs = returned[0][:, None] & returned[1] & ~self.barred
         # Outputs pair with outputs only. Without one of its size, an output may be the partner of

@@ -165,8 +165,8 @@ class Construction:
         return result
 
     def text(self) -> str:
-        """Describe the construction: the texts of its pieces, joined by ", added to" at one place
-        and by "+" between places."""
+        """Describe the construction: the texts of its pieces, joined by ", added to " if the pieces
+        are added at one place, else by " + "."""
         places: dict[Part, list[str]] = {}
         for piece in self.pieces:
             places.setdefault(piece.place, []).append(piece.text())

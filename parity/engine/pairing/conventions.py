@@ -66,7 +66,8 @@ class Conventions:
                     self.votes[key][axes[0]] += 1
 
     def axes(self, original: str, port: str, source: Shape, target: Shape) -> tuple[int, ...]:
-        """Return the order of the original's axes in an array of the port with equally many axes.
+        """Return the order of the original's axes in an array of the port with equally many axes,
+        as for `np.transpose`.
 
         Parameters with similar names and unambiguous shapes decide, then `CONVENTIONS`. If the
         shapes do not allow the resulting order, the first order that they allow is returned.

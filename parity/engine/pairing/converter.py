@@ -222,7 +222,8 @@ def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[st
 def _names(
     entries: Sequence[_Entry], port: Sequence[tuple[int, ...]], free: Sequence[int]
 ) -> list[str] | None:
-    """Return the parameter names of one entry as f-strings of the loop indices.
+    """Return the parameter names of assignments that form a loop, as source: one entry's names in
+    order, with loop indices for the numbers that differ.
 
     None if a number is neither constant nor a loop index plus a constant.
 

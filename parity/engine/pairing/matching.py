@@ -110,8 +110,8 @@ class _Search:
         """Return the unmatched names of the original and of the port.
 
         Args:
-            ambiguous: whether to return the arrays that values cannot identify (constants and very
-                small ones) or the others; None returns both.
+            ambiguous: True: only arrays that values cannot identify (constants and very small
+                ones); False: only the others; None: both.
         """
         rest_o = [name for name in self.original.names if name not in self.used]
         rest_p = [name for name in self.port.names if name not in self.pairs]
@@ -263,7 +263,8 @@ class _Search:
                     self.add(port, found, means, f"the sum of {' and '.join(pair)}, rounded once")
 
     def in_part(self) -> None:
-        """Match arrays of one side that are a part of a larger, otherwise unmatched array."""
+        """Match arrays of one side that are a part of a larger, otherwise unmatched array of the
+        other side."""
         rest_o, rest_p = self.rest(ambiguous=False)
         # A vector that is in a sum only in part may have its other part here.
         rest_o += sorted(self.summed)

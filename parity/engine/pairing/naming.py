@@ -321,7 +321,8 @@ def _numbers_agree(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray
 
 @functools.lru_cache(maxsize=1 << 16)
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> float:
-    """Return the fraction of numbers that two names share in the same order; 1 without numbers."""
+    """Return the fraction of the numbers of two names that both have in the same order; 1 if
+    neither name has numbers."""
     if a == b:
         return 1.0
     previous = [0] * (len(b) + 1)

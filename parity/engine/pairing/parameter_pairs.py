@@ -30,8 +30,8 @@ class Means(StrEnum):
     """The values are equal, but other parameters have the same values: constants, small arrays, or
     several equal arrays. Names decided."""
     REORDERED = "in another order"
-    """The rows or columns of an original, in another order. Whether the port expects that order is
-    not known from the values."""
+    """The values are the rows or columns of one of the original's parameters, in another order. The
+    values do not show whether the port expects that order."""
     SLICE = "but for a slice"
     """The values are equal except in some rows, columns or one element, or only a part of the
     port's array comes from the original."""
@@ -138,7 +138,8 @@ class Matching:
         return {pair.port: pair.construction.from_original(arrays) for pair in self.pairs}
 
     def gradients(self, original: Arrays, port: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return gradients of both sides as pairs (original's, port's), by the port's parameter.
+        """Return gradients of both sides as pairs (original's, port's), by name of the port's
+        parameter.
 
         Both have the shape of the port's parameter. If parameters are tied on one side only, the
         gradients of the other side are summed: the derivative of a tensor used twice is the sum

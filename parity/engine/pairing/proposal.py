@@ -34,7 +34,8 @@ compatible shapes."""
 UNSURE = 1.2
 """Name similarity, including support by other pairs, below which a pair is marked as unsure."""
 FITS = 0.3
-"""Score of shapes that are equal up to a permutation; shapes that must be reshaped score half."""
+"""Score added for two parameters whose shapes are equal up to a permutation of axes; half of it is
+added if axes must be merged or split."""
 # Query, key, value and a gate.
 MOST_PARTS = 4
 """Largest number of parameters that are fused into one; families (names that differ in numbers) may
@@ -325,7 +326,7 @@ def _along(
 def _copies(
     shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
 ) -> Step:
-    """Propose a second use of an original for unmatched parameters of the port.
+    """Propose a second use of one of the original's parameters for each unmatched one of the port.
 
     An example is an output head that the original ties to the embedding.
     """

@@ -78,7 +78,8 @@ class Tensors:
             return array.astype(self.rounding).astype(array.dtype)
 
     def rounds(self, name: str, dtype: np.dtype) -> bool:
-        """Return whether rounding to `dtype` may change array `name`: it is a wider float."""
+        """Return whether rounding to `dtype` may change array `name`, that is, whether the array
+        has a wider floating-point dtype."""
         own = self.arrays[name].dtype
         return own.kind not in "biu" and own.itemsize > dtype.itemsize
 

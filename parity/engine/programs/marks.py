@@ -94,7 +94,7 @@ class Marks:
     def within(self) -> Marks:
         """Return empty marks for the body of a loop or a branch, with names unique within it.
 
-        The caller copies the values found there to these marks, under their final names.
+        The caller copies the values found there to its own marks, under their final names.
         """
         return Marks(once=self.once, numbered={n: f"{n}#{{}}" for n in self.numbered})
 

@@ -70,7 +70,7 @@ class Recorder:
 
     courses: Mapping[Place, int] = field(default_factory=dict)
     """Branches taken by conditions and numbers of iterations of while loops, by place. Operations
-    inside a condition or while loop are recorded only if it is listed here."""
+    inside a condition or while loop are recorded only if that condition or loop is listed here."""
     operations: list[Operation] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     """First result of each operation."""

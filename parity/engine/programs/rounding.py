@@ -62,7 +62,8 @@ class Signs:
     """Digests of the constants that another program holds bit for bit (`digest`), for which
     `constants` has no effect."""
     turn: Any = 0
-    """Number of the current loop iteration; those of nested loops are combined into one number."""
+    """Number of the current loop iteration, 0 outside of loops; the numbers of nested loops are
+    combined into one."""
     places: Iterator[int] = field(default_factory=itertools.count)
     """Counter that gives each operation a different part of the pool."""
 
@@ -100,7 +101,7 @@ class Signs:
         """Return the operands of an operation, reflected into its domain if values are perturbed.
 
         Operands are returned unchanged if the operation has no bounded domain (`domains.inside`),
-        if one is complex, or if neither operations nor constants are perturbed.
+        if an operand is complex, or if neither operations nor constants are perturbed.
         """
         if (name != "pow" and name not in DOMAINS) or any(jnp.iscomplexobj(x) for x in operands):
             return operands
