@@ -90,7 +90,7 @@ class RayExecutor:
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
         """Submit items and return the futures of their answers, in the same order.
 
-        An item that fits on no node gets the answer `NOT_RUN` at once.
+        An item that needs more than any single node has is not submitted: its answer is `NOT_RUN`.
         """
         nodes, futures = self._nodes(), []
         remote = self.ray.remote(_perform)
@@ -110,7 +110,8 @@ class RayExecutor:
         return futures
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return, by worker, the item it runs and when the item started (`time.time`).
+        """Return the item that each busy worker runs, by name of the worker, as (name of the item,
+        start time); times as of `time.time`.
 
         The result may be two seconds old.
         """
@@ -155,7 +156,10 @@ class RayExecutor:
 
 
 def _check_answers(address: str | None) -> None:
-    """Raise `ItemError` if nothing listens at `host:port`; Ray itself would retry for minutes."""
+    """Raise `ItemError` if `address` is `host:port` and nothing listens there.
+
+    Ray itself would retry for minutes.
+    """
     host, _, port = (address or "").rpartition(":")
     if host and "://" not in host and port.isdecimal():
         try:
@@ -182,7 +186,7 @@ class Starts:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         self.at: dict[str, tuple[str, float]] = {}
-        """Item that each worker started last, and when, by worker."""
+        """Item that each worker started last, by name of the worker, as (name, start time)."""
 
     def began(self, item: str, worker: str) -> int:
         """Record that a worker starts an item; return the number of this attempt, from 1."""
@@ -194,12 +198,13 @@ class Starts:
         return self.counts[item]
 
     def running(self) -> dict[str, tuple[str, float]]:
-        """Return the item that each worker started last, and when (`time.time`), by worker."""
+        """Return the item that each worker started last, by name of the worker, as (name of the
+        item, start time); times as of `time.time`."""
         return self.at
 
 
 def kernel_variables() -> dict[str, str]:
-    """Return the driver's environment variables that select kernels, to be set for every worker.
+    """Return the driver's environment variables that select kernels; every worker gets them too.
 
     OMP_NUM_THREADS is included, empty if the driver has none. Otherwise Ray would set it to the
     number of processors that it reserves for the item, and sums would have another order than in a
@@ -209,7 +214,8 @@ def kernel_variables() -> dict[str, str]:
 
 
 def options(item: Item) -> dict[str, Any]:
-    """Return the options of an item's Ray task: resources, environment, and number of retries."""
+    """Return the options of an item's Ray task: resources, environment variables, and number of
+    retries."""
     needs = item.needs
     environment = dict(needs.environment)
     if needs.threads is not None:
@@ -249,8 +255,8 @@ def _perform(item: Item, expected: Identity, starts: Any) -> Answer:
 def _without_empty_threads() -> Iterator[None]:
     """Remove OMP_NUM_THREADS within this context if it is empty, and restore it afterwards.
 
-    It must be restored, because Ray checks the variable before every task and sets a number if it
-    is missing.
+    It must be restored, because Ray checks the variable before every task and sets it to a number
+    if it is missing.
     """
     empty = os.environ.get("OMP_NUM_THREADS") == ""
     if empty:

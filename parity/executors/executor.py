@@ -32,10 +32,10 @@ class Executor(Protocol):
         ...
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return, by worker, the name of the item it runs and when the item started
-        (`time.time`)."""
+        """Return the item that each busy worker runs, by name of the worker, as (name of the item,
+        start time); times as of `time.time`."""
         ...
 
     def close(self) -> None:
-        """End all running items and start no waiting one; these items get no answer."""
+        """Kill all running items and start no further ones; none of these items gets an answer."""
         ...

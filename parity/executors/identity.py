@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("megalodon_jax", "parity", "stability", "reports")
 """Packages whose files are the code of a run."""
 FAULTS = "tools/faults"
-"""Folder of a checkout with the catalogue of planted bugs, which is code of a run too."""
+"""Folder of the catalogue of planted bugs, whose files count as code of a run too."""
 NUMERICS = (
     "jax", "jaxlib", "numpy", "scipy", "ml_dtypes", "equinox", "optax", "autograd", "flax",
     "jaxtyping", "safetensors", "torch", "transformers", "megalodon-hf",
@@ -68,7 +68,8 @@ class Identity:
         return cls(code(), versions(), settings())
 
     def differences(self, other: Identity) -> list[str]:
-        """Return a text per difference, "name, this value → the other's"; empty if equal."""
+        """Return one text per difference, such as "jax 0.10.1 → 0.10.2" (this identity's value →
+        that of `other`); empty if the identities are equal."""
         found = []
         if self.code != other.code:
             found.append(f"code {self.code} → {other.code}")
@@ -161,10 +162,10 @@ class Watch:
         self._looked = -every
 
     def changed(self, now: bool = False) -> list[str]:
-        """Return `changed_files()`.
+        """Return the paths of the changed files (`changed_files`).
 
         If the last check was less than `every` seconds ago, return an empty list without a check,
-        unless `now`.
+        unless `now` is set.
         """
         if not now and time.monotonic() - self._looked < self.every:
             return []
@@ -186,10 +187,11 @@ def versions() -> Mapping[str, str]:
 
 
 def settings(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that may change results (`PREFIXES`), by name; empty ones are left out.
+    """Return the values of environment variables that may change results (`PREFIXES`), by name;
+    empty values are left out.
 
     Args:
-        environment: variables by name; None: those of this process.
+        environment: environment variables by name; None: those of this process.
     """
     environment = os.environ if environment is None else environment
     return {

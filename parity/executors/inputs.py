@@ -26,18 +26,24 @@ _digests: dict[str, tuple[_Stamp, str]] = {}
 
 
 def contents(names: Iterable[str]) -> dict[str, str]:
-    """Return the current digest of each input, by name; see `content`."""
+    """Return the digest of the current content of each input (file, folder or module), by name."""
     return {name: content(name) for name in names}
 
 
 def changed(inputs: Mapping[str, str]) -> list[str]:
-    """Return the names of inputs whose current content does not match the given digest."""
+    """Return the names of the inputs whose current content no longer has its digest in `inputs`."""
     return [name for name, digest in inputs.items() if content(name) != digest]
 
 
 def content(name: str) -> str:
-    """Return the digest of an input's current content; `MISSING` if the input does not exist, is an
-    empty folder, or cannot be read."""
+    """Return the digest of the current content of an input: SHA-256 in hex.
+
+    `MISSING` if the input does not exist, is an empty folder, or cannot be read.
+
+    Args:
+        name: path of a file or folder, or `module:NAME` for the Python files of a package or
+            module.
+    """
     if name.startswith(MODULE):
         files = _module_files(name.removeprefix(MODULE))
     else:

@@ -137,8 +137,8 @@ class Place:
     process: int = 0
     """Process id."""
     fingerprint: str = ""
-    """Hash of processor, threads, flags and accelerators; `UNKNOWN` if the processor cannot be
-    identified."""
+    """Hash of processor type, number of threads, environment variables that select kernels, and
+    accelerators; `UNKNOWN` if the processor cannot be identified."""
     processor: str = ""
     """Name of the processor."""
     code: str = ""
@@ -150,7 +150,7 @@ class Place:
 
     @classmethod
     def here(cls) -> Place:
-        """Return the description of this process."""
+        """Return the place of the calling process."""
         cpu = dict(_processor())
         name = cpu.pop("name")
         flags = {flag: os.environ[flag] for flag in FLAGS if os.environ.get(flag)}
@@ -168,13 +168,13 @@ class Answer:
     """Name of the item."""
     state: State
     value: Any = None
-    """Return value of the item's function: a JSON value; None unless done."""
+    """Return value of the item's function: a JSON value; None unless the state is DONE."""
     reason: str = ""
-    """Cause of the failure, or reason why the item was not run; empty if done."""
+    """Cause of the failure, or reason why the item was not run; empty if the state is DONE."""
     place: Place = Place()
     """Process that ran the item."""
     seconds: float = 0.0
-    """Duration on the worker."""
+    """Time that the item took on its worker, in seconds."""
     attempts: int = 1
     """Number of workers that started the item; each one before the last died. 1 also if none
     started it."""
@@ -189,15 +189,16 @@ class Answer:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Answer:
-        """Return the answer for which `to_json` returned `document`; it has no files."""
+        """Return the answer that `to_json` converted to `document`; its `files` are empty."""
         words = {"state": State(document["state"]), "place": Place(**document["place"])}
         return cls(**{**document, **words})
 
 
 @cache
 def _source(module: str) -> str:
-    """Return a hash of the file of a module, which may lie outside of `identity.PACKAGES`; of a
-    module of the interpreter, which has no file, how it is part of it.
+    """Return a hash of a module's source file, which may lie outside of `identity.PACKAGES`.
+
+    For a module without a file, return "built-in" or "frozen", as Python names its origin.
 
     Raises:
         ItemError: there is no such module, or it is a script, which no worker can import.
@@ -261,9 +262,9 @@ def _check_alike(item: Item, expected: Identity, node: str) -> None:
     wanted = settings({**expected.settings, **item.needs.environment})
     if differs := replace(expected, settings=wanted).differences(_own_identity()):
         raise ItemError(
-            f"the program on {node} is not the driver's, it differs (driver → {node}): "
-            f"{'; '.join(differs)[:400]}. Install the same version and set the same variables on "
-            "every machine"
+            f"the program on {node} differs from the driver's (driver → {node}): "
+            f"{'; '.join(differs)[:400]}. Install the same versions and set the same environment "
+            "variables on every machine"
         )
     if files := _PACKAGES.changed():
         raise ItemError(
@@ -273,7 +274,7 @@ def _check_alike(item: Item, expected: Identity, node: str) -> None:
     if files := changed(item.inputs):
         raise ItemError(
             f"input files on {node} differ from those that the driver read: {_named(files)}. "
-            "If the driver's are unchanged since, copy the driver's files there; else start the "
+            "If those have not changed since, copy the driver's files there; otherwise start the "
             "run again"
         )
 
@@ -291,12 +292,12 @@ def _named(files: Sequence[str]) -> str:
 
 
 def not_run(item: Item, reason: str) -> Answer:
-    """Return the answer of an item that no worker can run; `reason` says why."""
+    """Return the answer `NOT_RUN` for an item that no worker can run; `reason` says why."""
     return Answer(item.name, State.NOT_RUN, reason=reason)
 
 
 def lost(item: Item, attempts: int, reason: str) -> Answer:
-    """Return the answer of an item all of whose workers died; `reason` says how."""
+    """Return the answer `FAILED` for an item whose workers all died; `reason` says how."""
     workers = f"killed {attempts} workers" if attempts > 1 else "its worker was lost"
     return Answer(item.name, State.FAILED, reason=f"{workers}: {reason}", attempts=attempts)
 
@@ -319,9 +320,9 @@ def _processor() -> Mapping[str, str]:
 
 @cache
 def accelerators() -> tuple[str, ...]:
-    """Return the names of the NVIDIA accelerators that this process may use, from /proc.
+    """Return the model name of each NVIDIA accelerator that this process may use, from /proc.
 
-    The result is () if there are none, or no Linux driver lists them.
+    The result is () if there is none, or if no Linux driver lists them.
     """
     found = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
@@ -331,10 +332,10 @@ def accelerators() -> tuple[str, ...]:
 
 
 def visible(count: int) -> list[str]:
-    """Return the numbers or names of the devices that CUDA shows this process, out of `count`.
+    """Return the devices, out of `count`, that CUDA shows this process: their numbers or names.
 
-    The result follows from CUDA_VISIBLE_DEVICES, which CUDA reads up to the first unknown name,
-    such as -1.
+    These are the entries of CUDA_VISIBLE_DEVICES before the first -1; without that variable, all
+    numbers below `count`.
     """
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:

@@ -44,8 +44,12 @@ class LocalExecutor:
     name = "local"
 
     def __init__(self, workers: int | None = None) -> None:
-        """Run at most `workers` items that need an accelerator, and as many that need none, at a
-        time; None: as many of either as cores and memory allow."""
+        """Set how many items may run at a time.
+
+        Args:
+            workers: largest number of running items that need an accelerator, and separately of
+                those that need none; None: as many of either as cores and memory allow.
+        """
         self.asked = workers
         # Read now: while a worker starts, this process temporarily has the worker's environment.
         self.identity = Identity.here()
@@ -89,7 +93,8 @@ class LocalExecutor:
         return [futures[item.name] for item in items]
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return, by worker, the item it runs and when the item started (`time.time`)."""
+        """Return the item that each busy worker runs, by name of the worker, as (name of the item,
+        start time); times as of `time.time`."""
         return dict(self._running)
 
     def close(self) -> None:
@@ -164,7 +169,7 @@ class _Process:
 
     Args:
         name: name of the worker.
-        environment: variables set for every item.
+        environment: environment variables that the process has for every item.
         identity: code, versions and settings of the driver.
     """
 
@@ -217,7 +222,7 @@ class _Process:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """Kill the process and start no other one."""
+        """Kill the process; `perform` then raises instead of starting a new one."""
         self.closed = True
         self.end()
 

@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 # 5 s, because starting a process alone takes some seconds: an item of a few seconds says little
 # about the speed of a machine, and one of 20 s says much.
 PRIOR = 5.0
-"""Prior of the pace: seconds of fictitious work at exactly the expected pace."""
+"""Weight of the prior of the pace: seconds of fictitious work that took as long as expected."""
 # An overdue item is unlikely to end at once. A larger share than an eighth would change estimates
 # for items of minutes that are on time.
 LATE = 8.0
-"""Smallest remaining time that is assumed for a running item: the item's age divided by this
-number."""
+"""Divisor: a running item is assumed to need at least its age (the seconds since its start) divided
+by this number."""
 # The machine may be half or twice as fast as the one on which the expected seconds were measured.
 UNSURE = 2.0
-"""Factor between the estimate and each end of its range, before any item is finished."""
+"""While no item is finished, the time left is given as a range: from the estimate divided by this
+factor to the estimate times this factor."""
 
 
 def makespan(seconds: Sequence[float], workers: int, busy: Sequence[float] = ()) -> float:
@@ -77,9 +78,9 @@ class Pace:
     def estimate(self, ages: Mapping[str, float], workers: int) -> float | None:
         """Return the estimated seconds until the sweep ends.
 
-        An item is assumed to take its expected seconds times the pace. If its expected seconds are
-        unknown, it is assumed to take the median time of the finished items; before any item has
-        finished, the result is None.
+        An item is assumed to take its expected seconds times the pace or, if its expected seconds
+        are unknown, the median time of the finished items. The result is None if the expected
+        seconds of an item are unknown and no item has finished.
 
         Args:
             ages: seconds since the start of each running item, by name.

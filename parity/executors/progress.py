@@ -15,7 +15,8 @@ from parity.executors.pace import Pace
 EVERY, REDRAWN = 30.0, 0.5
 """Seconds between two lines of progress, and between two redraws of the table on a terminal."""
 LINES = 200
-"""Largest number of items with which every item gets a line; with more, only problems do."""
+"""Largest sweep, in items, in which every finished item gets a line; in a larger one, only items
+that failed, were not run or were retried get a line."""
 
 
 class Progress:
@@ -84,7 +85,7 @@ class Progress:
         self._say(f"  {len(self.pace.seconds)}/{self.planned} {answer.name}: {state}{text}")
 
     def estimate(self) -> float | None:
-        """Return the estimated seconds left; None while no duration is known (`Pace.estimate`)."""
+        """Return the estimated seconds left; None if too little is known (`Pace.estimate`)."""
         return self.pace.estimate(*self._running())
 
     def lines(self) -> list[str]:

@@ -25,8 +25,8 @@ ENDED = 3
 FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP")
 """Names of signals that the waiting process forwards to the child."""
 _records: list[tuple[int, int]] = []
-"""Process id of the child and write end of the pipe for its completion record, in the child; empty
-if this process is not supervised."""
+"""In a supervised child: its process id, and the file descriptor of the pipe to which it writes its
+completion record. Empty in a process that is not supervised."""
 
 
 def supervised(command: Callable[[], Any]) -> int:
@@ -89,7 +89,7 @@ def _code_of(command: Callable[[], Any]) -> int:
 def _wait(child: int, reader: int, mask: Iterable[int]) -> int:
     """Wait for the child and return the exit code of its command, read from pipe `reader`.
 
-    Once signals are forwarded to the child, `mask` is the set of blocked signals again.
+    `mask` is the set of blocked signals that is restored once signals are forwarded to the child.
     """
 
     def forward(number: int, _: Any) -> None:

@@ -35,7 +35,7 @@ ANSWERS, LOCK = "answers.jsonl", ".lock"
 # `fsync` after each answer would take some milliseconds. Without `fsync` a killed driver loses
 # nothing, since the operating system has the data, but a power failure loses the latest answers.
 SYNCED_EVERY = 1.0
-"""Seconds between two `fsync`s: a power failure may lose the answers of that time."""
+"""Seconds between two `fsync`s: a power failure may lose the answers of so many seconds."""
 
 
 def open_executor(text: str = "local", address: str | None = None) -> Executor:
@@ -93,7 +93,7 @@ class Answers:
 
         Raises:
             ItemError: another driver uses the folder, its file system cannot lock files, or its
-                `answers.jsonl` has other content.
+                `answers.jsonl` holds something other than stored answers.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("a+", encoding="utf-8") as lock:
@@ -110,7 +110,7 @@ class Answers:
                 # one file.
                 raise ItemError(
                     f"expected a file system that can lock {folder / LOCK}, received {error}; "
-                    "choose a folder on another one with --out"
+                    "choose a folder on another file system with --out"
                 ) from error
             lock.truncate(0)
             now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -147,7 +147,7 @@ class Answers:
         return self.folder / _key(item)
 
     def write(self, item: Item, answer: Answer) -> None:
-        """Store an answer and its files; nothing is changed if the item has an answer already."""
+        """Store an item's answer and its files; do nothing if an answer is already stored."""
         key = _key(item)
         if key in self._lines:
             return
@@ -230,8 +230,8 @@ def run(
     Args:
         items: items to run, with unique names.
         executor: runs the items; it is always closed at the end.
-        answers: stored answers, whose items are not run again; new answers are added. None: store
-            nothing.
+        answers: stored answers, whose items are not run again; answers of items that succeed are
+            added. None: store nothing.
         report: receives a line for each item, and the progress every `progress.EVERY` seconds.
 
     Raises:

@@ -17,8 +17,8 @@ from parity.engine.measure.edge import Edge
 from parity.engine.measure.measurement import Kind
 
 EXACT_ENOUGH = 2e-7
-"""Relative L2 error that rounding of the result alone can cause. A smaller error of the reference
-is raised to this value before the port's error is divided by it."""
+"""Relative L2 error that rounding of the result alone can cause. Where a port's error is divided by
+the reference's, the reference's error counts as at least this large."""
 FORWARD = (Kind.LOGITS, Kind.BLOCK, Kind.LOSS, Kind.STATE, Kind.TRAJECTORY)
 """Kinds computed by a forward pass, a stream (token-by-token run) or a training trajectory."""
 
@@ -61,10 +61,13 @@ def rule(rules: Iterable[Rule], edge: str, kind: Kind, metric: str = "rel_l2") -
 
 
 def bound_from(row: Rule | None, floor: float) -> float:
-    """Return the largest passing value by the rule `row`.
+    """Return the largest value of a metric that passes the rule `row`.
 
-    `floor` is the noise floor of the quantity: the error that rounding alone causes.
-    NaN if `row` is None, or if the rule needs the floor and `floor` is NaN.
+    The result is NaN if `row` is None, or if the rule needs the noise floor and `floor` is NaN.
+
+    Args:
+        row: row of the tolerance table; None: no rule applies.
+        floor: noise floor of the quantity: the error that rounding alone causes.
     """
     if row is None:
         return math.nan
@@ -75,27 +78,27 @@ def bound_from(row: Rule | None, floor: float) -> float:
 
 @dataclass(frozen=True)
 class NoiseFloors:
-    """Tolerances from rules, and from the stored noise floors of the calibrated cases."""
+    """Tolerances computed from rules and from the stored noise floors of calibrated cases."""
 
     cases: dict[str, dict]
-    """Calibration by case name: `hash` of the work, and `responses`, the relative L2 change of each
-    quantity under simulated rounding, one value per seed."""
+    """Stored calibration of each case, by its name: `hash` of the work (inputs and weights), and
+    `responses`, relative L2 changes under simulated rounding by quantity, one per seed."""
     rules: Sequence[Rule]
-    """The tolerance table. If several rules apply, the first decides."""
+    """The tolerance table. If several rules apply to one quantity, the first one decides."""
     exact_enough: ClassVar[float] = EXACT_ENOUGH
     unknown: ClassVar[str] = "calibrate this case"
 
     def responses(self, work: Work) -> Mapping[str, Sequence[float]]:
         """Return the relative L2 changes under simulated rounding, by quantity, one per seed.
 
-        Empty unless exactly this case was calibrated.
+        Empty unless the case was calibrated with exactly these inputs and weights.
         """
         entry = self.cases.get(work.name, {})
         return entry["responses"] if entry.get("hash") == work.hash else {}
 
     def floor(self, work: Work, quantity: str) -> float:
         """Return the noise floor of a quantity (the error that rounding alone causes); NaN unless
-        exactly this case was calibrated."""
+        the case was calibrated with exactly these inputs and weights."""
         values = self.responses(work).get(quantity)
         return math.nan if values is None else rounding_noise.floor(values)
 
@@ -105,7 +108,7 @@ class NoiseFloors:
         return bound_from(rule(self.rules, edge, kind), self.floor(work, quantity))
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest passing value of a metric that has no noise floor; NaN without a rule
-        for it."""
+        """Return the largest value that passes, for a metric whose bound uses no noise floor; NaN
+        if no rule applies."""
         row = rule(self.rules, edge, kind, metric)
         return math.nan if row is None else row.absolute

@@ -34,7 +34,7 @@ METRICS_VERSION = 2
 
 
 def unnamed(quantity: str) -> tuple[Axis, ...]:
-    """Return no axis names (the default of `Work.axes`)."""
+    """Return (): the axes of no quantity have names (the default of `Work.axes`)."""
     return ()
 
 
@@ -51,8 +51,8 @@ class Work:
     targets: np.ndarray | None = None
     """Correct token id for every position of the logits, -100 where there is none."""
     valid: np.ndarray | None = None
-    """Booleans (B, L), or over other leading axes of the activations: False at padding. None: all
-    positions are valid."""
+    """Booleans over the leading axes of the activations, such as (batch, length): False at padding.
+    None: all positions are valid."""
     suite: str = ""
     """Name of the group of cases, such as a model, stored with every measurement."""
     axes: Callable[[str], tuple[Axis, ...]] = unnamed
@@ -77,17 +77,17 @@ class Bounds(Protocol):
         ...
 
     def absolute(self, edge: Edge, kind: Kind, metric: str) -> float:
-        """Return the largest passing value of a metric that has no noise floor; NaN without a rule
-        for it."""
+        """Return the largest value that passes, for a metric whose bound uses no noise floor; NaN
+        if no rule applies."""
         ...
 
 
 OnFailure = Callable[[Measurement, np.ndarray, np.ndarray, np.ndarray | None, Shape], None]
 """Function that receives a failing measurement.
 
-Its arguments: the measurement; the compared elements of the left and of the right side; the indices
-of their rows in the whole tensor, (rows, leading axes), or None if the whole tensor was compared;
-and the meaning of the axes."""
+Its arguments: the measurement; the compared elements of the left and of the right side, arrays of
+one shape; if only some rows of the tensor were compared, their indices in the whole tensor,
+integers of shape (rows, number of leading axes), else None; and the meaning of the axes."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,8 @@ class Comparison:
         return rows + [self.fact(name, metric, value) for metric, value in facts.items()]
 
     def _mismatch(self, name: str, actual: Arrays, expected: Arrays) -> str:
-        """Return why the two sides have no comparable arrays of this name; empty if they do."""
+        """Return why the arrays `name` of the two sides cannot be compared, as text; empty if they
+        can."""
         for side, arrays in zip(self.edge.sides, (actual, expected), strict=True):
             if name not in arrays:
                 return f"missing in {side}"

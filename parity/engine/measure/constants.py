@@ -18,7 +18,7 @@ from parity.engine.measure.measurement import Measurement, Verdict
 def is_constant(x: np.ndarray) -> bool:
     """Return whether all finite elements are equal, or no element is finite.
 
-    A single element is constant only if it is 0.
+    An array of one element counts as constant only if the element is 0.
     """
     values = x[np.isfinite(x)]
     if not values.size:

@@ -29,7 +29,7 @@ class Gate:
 
     @classmethod
     def of(cls, m: Measurement) -> Gate:
-        """Return the gate that a measurement fills."""
+        """Return the gate with the names of a measurement."""
         return cls(m.suite, m.case, m.edge, Kind(m.kind).value, m.quantity, m.metric)
 
     @property
@@ -75,7 +75,8 @@ class Breaches:
     """Contract lines with fewer or different gates than planned, each with the number of gates
     measured."""
     unplanned: tuple[Gate, ...] = ()
-    """All gates of groups that the contract lacks, or that have more gates than planned."""
+    """Measured gates of each group (suite, case, edge and kind) that the contract lacks, or for
+    which it plans fewer gates: all gates of the group."""
     doubled: tuple[Gate, ...] = ()
     """Gates measured more than once."""
 

@@ -104,7 +104,8 @@ def worst_elements(
         expected: the same shape.
         limit: largest number of elements.
         positions: if both arrays are rows selected from a larger tensor, the index of each row in
-            it, (rows, number of leading axes). Returned indices then refer to the whole tensor.
+            that tensor: integers (rows, number of leading axes). Returned indices then refer to
+            the whole tensor. None: the arrays are whole tensors.
     """
     apart = _apart(actual, expected).reshape(-1)
     count = min(limit, apart.size)
@@ -186,7 +187,8 @@ _DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
 def _apart(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return |a - e|; infinite where either side is not finite, even if both are equal."""
+    """Return |actual - expected| by element; infinite where either side is not finite, even if both
+    sides are equal."""
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     known = np.isfinite(a) & np.isfinite(e)
     apart = np.abs(np.subtract(a, e, out=np.full(np.shape(e), math.inf), where=known))

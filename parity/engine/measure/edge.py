@@ -10,9 +10,9 @@ _DTYPES = {"64": "float64", "32": "float32", "bf16": "bfloat16"}
 class Edge(StrEnum):
     """A pair of compared runs, named `left:right`; errors are relative to the right one.
 
-    Both runs get the same inputs and weights. A run is named by its program and precision, such as
-    `jax32`; a program with a single precision, such as the float64 oracle, is named without it.
-    Each compared model declares its edges as members of a subclass.
+    Both runs get the same inputs and weights. A run is named by its program and its precision, such
+    as `jax32`; a program that runs in one precision only, such as the float64 oracle, is named
+    without the precision. Each compared model declares its edges as members of a subclass.
     """
 
     @property

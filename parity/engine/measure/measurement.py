@@ -35,7 +35,7 @@ class Kind(StrEnum):
     TRAJECTORY = "trajectory"
     """Losses during training, optimizer moments, parameter displacements."""
     KNOWN_DIFFERENCE = "seam"  # the name in stored runs
-    """Size of a deliberate difference (`parity.megalodon.known_differences`)."""
+    """Size of a deliberate difference from the reference (`parity.megalodon.known_differences`)."""
 
 
 Key = tuple[str, str, str, str]

@@ -14,11 +14,11 @@ from parity.engine.measure.measurement import Kind
 
 LOGITS, LOSS = "logits", "loss"
 GENERATED = "generated"
-"""Tokens generated one at a time."""
+"""Name of the quantity: token ids generated one at a time."""
 WEIGHTS = "weights"
-"""Parameters of both sides, after conversion."""
+"""Name of the quantity: parameters, after conversion from one side to the other."""
 LOSSES = "losses"
-"""Loss before each step of a training trajectory."""
+"""Name of the quantity: loss before each step of a training trajectory."""
 _KINDS = {
     LOGITS: Kind.LOGITS,
     LOSS: Kind.LOSS,
@@ -101,7 +101,8 @@ class Quantity(str):
 
     @property
     def moment(self) -> tuple[str, str] | None:
-        """Step and result of a training-step quantity, such as ("1", "mu"); None for others."""
+        """Number of the training step, as text, and name of its result, such as ("1", "mu"); None
+        if the quantity is no result of a training step."""
         step = _STEP.match(self)
         return (step[1], step[2]) if step else None
 

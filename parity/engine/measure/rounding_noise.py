@@ -44,7 +44,8 @@ def responses(
 
 
 def floor(values: Sequence[float]) -> float:
-    """Return the noise floor of a quantity: the root mean square of its changes under rounding."""
+    """Return the noise floor of a quantity: the root mean square of `values`, its relative L2
+    changes under simulated rounding."""
     return math.sqrt(sum(value**2 for value in values) / len(values))
 
 
@@ -59,7 +60,7 @@ def floors(
 def moved(
     value: np.ndarray, rng: np.random.Generator, roundoff: float = UNIT_ROUNDOFF
 ) -> np.ndarray:
-    """Return a float64 array times `1 +- roundoff`, with random signs."""
+    """Return a float64 array times `1 +- roundoff`, with a random sign for each element."""
     if not value.shape:
         return np.asarray(value * (1 + roundoff * (2 * rng.integers(0, 2) - 1.0)))
     result = np.empty_like(value)

@@ -153,7 +153,8 @@ def _any_but(array: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _regions(differs: np.ndarray, cared: np.ndarray) -> tuple[list[_Region], set[int]]:
-    """Return at most `REGIONS` regions that cover all differences, and the axes they span fully.
+    """Return at most `REGIONS` regions that cover all differences, and the axes (by number) that
+    the regions span fully.
 
     `cared` is True at the compared elements, here and in the functions below.
     """
@@ -280,7 +281,7 @@ def _padding(differs: np.ndarray, cared: np.ndarray, valid: np.ndarray | None) -
 
 
 def _runs(indices: np.ndarray) -> list[tuple[int, int]]:
-    """Return ascending indices as ranges, both ends included."""
+    """Return ascending indices as ranges (first, last)."""
     cuts = np.flatnonzero(np.diff(indices) != 1) + 1
     return [(int(part[0]), int(part[-1])) for part in np.split(indices, cuts)]
 

@@ -33,33 +33,35 @@ __all__ = ["AlignedBy", "Alignment", "AlignmentError", "Pair", "Pin", "align"]
 LEAST = 0.1
 """Smallest fraction of the shorter list of stages that must be paired."""
 DECIDES = 0.5
-"""Name similarity from which a name counts in favour of a pair."""
+"""Smallest similarity of two names, from 0 to 1, that counts in favour of pairing their stages."""
 # Two pairs with this score are worth less than one pair whose names are alike, so that a dropout
 # layer, which has the value of the module around it, does not take that module's partner.
 PRESENT = 0.15
-"""Smallest score of a pair of equal values; similar names add to it."""
+"""Score of a pair of stages with equal values and unlike names; similar names raise the score."""
 # If values agree again, nothing has diverged, and a stage more likely has no partner.
 ENCLOSED = 0.8
-"""Evidence (`_evidence`) that a pair of different values needs if values agree again in later
-stages."""
+"""Smallest evidence (`_evidence`, 0 to 2) for pairing two stages of different values, if values
+agree again in later stages."""
 DIVERGED = 0.45
-"""Evidence that a pair of different values needs if values do not agree again in later stages."""
+"""Smallest evidence (`_evidence`, 0 to 2) for pairing two stages of different values, if values do
+not agree again in later stages."""
 HORIZON = 12
 """Number of stages after a pair (about one layer) examined to decide whether values agree again."""
 # In a correct port not all stages agree: the original may lack some. After a bug some stages agree,
 # such as tables of positions that each layer recomputes.
 AGREEING = 1 / 3
-"""Fraction of the following stages that must agree for values to count as agreeing again."""
+"""Smallest fraction of the next `HORIZON` stages that must agree for values to count as agreeing
+again."""
 # Reached by the same name up to an index at its end, and by names that are paired in another layer.
 SURE = 0.9
 """Name similarity that pairs stages of different values, even when executed in another order."""
 # One word in common, and values that are correlated.
 SWAPPED = 0.6
-"""Evidence that a pair of different values needs if one side executes it before, and the other side
-after, a stage that is already paired."""
+"""Smallest evidence (`_evidence`, 0 to 2) for pairing two stages of different values, if one side
+executes its stage before, and the other side after, an already paired stage."""
 MISNUMBERED = 2
-"""Layer numbers in names are ignored if the equal-value pairs that contradict them are more than
-this many times as many as those that agree with them."""
+"""Layer numbers in names are ignored if the pairs of equal values that contradict them are more
+than this many times as many as the pairs that agree with them."""
 FIXED = 1e6
 """Score of a pair that is already decided: more than the scores of all other pairs together."""
 
@@ -119,11 +121,12 @@ class _Aligner:
         self.telling = self.close.telling[0][:, None] & self.close.telling[1][None]
         self.alike = similarity(*self.names)
         self.partners: dict[int, int] = {}
-        """Index of the port's stage (column) by index of the original's stage (row)."""
+        """The pairs found so far: index of the port's stage by index of the original's stage."""
         self.by: dict[int, AlignedBy] = {}
         self.pinned_layouts: dict[tuple[int, int], Layout] = {}
         self.barred = np.isinf(self.close.distance)
-        """Booleans (rows, columns), True where the two stages cannot be a pair."""
+        """Booleans (stages of the original, stages of the port), True where the two cannot be a
+        pair."""
         returned = [np.isin(names, which) for names, which in zip(self.names, outputs, strict=True)]
         self.outputs = returned[0][:, None] & returned[1] & ~self.barred
         # Outputs pair with outputs only. Without one of its size, an output may be the partner of
@@ -139,7 +142,8 @@ class _Aligner:
                 self.barred[i, j] = False
 
     def run(self, pins: Sequence[Pin]) -> Alignment:
-        """Pair pinned stages, then equal values, then similar names, then the remaining stages."""
+        """Pair pinned stages, then stages of equal value, then stages of similar name, then the
+        remaining stages; return the alignment."""
         self._follow(pins)
         self._pair_equal()
         if self._find_entangled():
@@ -173,9 +177,11 @@ class _Aligner:
                 self.pinned_layouts[i, j] = pin.layout
 
     def _pair_equal(self) -> None:
-        """Pair stages of equal value, first in order; names decide between several partners.
+        """Pair stages of equal value: first stages that both sides execute in the same order, then
+        the others.
 
-        Stages with fewer than three distinct values are left out.
+        Names decide between several partners. Stages with fewer than three distinct values are left
+        out.
         """
         worth, misnumbered = self._worth_of_values(), self._misnumbered()
         wrong = len(best_in_order(np.where(misnumbered, worth, 0.0)))
@@ -190,23 +196,23 @@ class _Aligner:
         return np.where((self.close.distance <= self.equal) & self.telling, worth, 0.0)
 
     def _misnumbered(self) -> np.ndarray:
-        """Return which pairs join stages of different layers, if both stages have a namesake on the
-        other side.
+        """Return which pairs of stages have names of different layers, although each of the two
+        stages has a namesake (a stage of nearly the same name) on the other side.
 
         Such a pair of equal values is suspicious: a layer without effect, because of a bug, passes
         its input on to the next layer, and then the layer number is better evidence. The caller
         ignores the result if most values contradict the numbers (`MISNUMBERED`).
 
         Returns:
-            Booleans (rows, columns).
+            Booleans (stages of the original, stages of the port).
         """
         namesakes = np.where(self.barred, 0.0, self.alike)
         rows, columns = (namesakes.max(axis=axis, initial=0.0) >= SURE for axis in (1, 0))
         return np.logical_and.outer(rows, columns) & other_layers(*self.names)
 
     def _find_entangled(self) -> bool:
-        """Search for unpaired stages that are equal after an unusual rearrangement, none of
-        `plain_layouts`; return whether any were found."""
+        """Search for unpaired stages that are equal after an unusual rearrangement (none of
+        `plain_layouts`), store their distances and layouts, and return whether any were found."""
         free = self._free() & self.telling
         rows, columns = (np.flatnonzero(free.any(axis=axis)).tolist() for axis in (1, 0))
         pairs = entangled(*self.stages, rows, columns, self.equal)
@@ -216,7 +222,7 @@ class _Aligner:
         return bool(pairs)
 
     def _add_learned_names(self) -> None:
-        """Raise the similarity of names that are already paired in other layers."""
+        """Raise the similarity of two names that are already paired in another layer."""
         one, other = self.names
         pairs = [(one[i], other[j]) for i, j in self.partners.items()]
         self.alike = np.maximum(self.alike, learned(pairs, one, other))
@@ -224,7 +230,8 @@ class _Aligner:
     def _values_agree_behind(self) -> np.ndarray:
         """Return whether values agree again in the `HORIZON` stages after each pair of stages.
 
-        Booleans (rows, columns).
+        Returns:
+            Booleans (stages of the original, stages of the port).
         """
         agreeing = [i for i, by in self.by.items() if by is AlignedBy.VALUE]
         shares = []
@@ -237,11 +244,11 @@ class _Aligner:
         return np.maximum(shares[0][:, None], shares[1][None]) >= AGREEING
 
     def _pair_in_order(self, worth: np.ndarray, by: AlignedBy) -> None:
-        """Add the pairs with the largest total score that are in the same order on both sides.
+        """Add the pairs with the largest total score whose order is the same on both sides.
 
         Args:
-            worth: score of each pair (rows, columns); 0: no pair.
-            by: evidence to record.
+            worth: score of each pair (stages of the original, stages of the port); 0: no pair.
+            by: evidence to record for the new pairs.
         """
         worth = np.where(self._free(), worth, 0.0)
         spine = self._spine()
@@ -259,11 +266,13 @@ class _Aligner:
                 self._pair(int(i), int(j), by)
 
     def _pair_counted(self, diverged: np.ndarray) -> None:
-        """Pair the unpaired stages between two pairs if both sides have equally many of them.
+        """Between each two successive pairs, pair the unpaired stages in order, if both sides have
+        equally many of them.
 
         Args:
-            diverged: booleans (rows, columns), True where values do not agree again later. All new
-                pairs must be True here and have matching sizes.
+            diverged: booleans (stages of the original, stages of the port), True where values do
+                not agree again later. Nothing is paired unless `diverged` is True and the sizes
+                match for all new pairs between two pairs.
         """
         free = self._free()
         ends = [(-1, -1), *self._spine(), (len(self.names[0]), len(self.names[1]))]
@@ -276,14 +285,16 @@ class _Aligner:
                     self._pair(*cell, AlignedBy.ORDER)
 
     def _free(self) -> np.ndarray:
-        """Return which stages may still become pairs, booleans (rows, columns)."""
+        """Return which two stages may still become a pair: booleans (stages of the original, stages
+        of the port)."""
         free = ~self.barred
         free[list(self.partners)] = False
         free[:, list(self.partners.values())] = False
         return free
 
     def _spine(self) -> list[tuple[int, int]]:
-        """Return the longest list of pairs (row, column) that is in order on both sides."""
+        """Return the longest sequence of known pairs that is in order on both sides, as (index of
+        the original's stage, index of the port's stage)."""
         worth = np.zeros(self.barred.shape)
         for i, j in self.partners.items():
             worth[i, j] = 1.0
@@ -325,11 +336,11 @@ class _Aligner:
         )
 
     def _usual_layouts(self) -> dict[tuple[Shape, Shape], Layout]:
-        """Return the layout that all equal-value pairs of the same two shapes have, by the shapes.
+        """Return the layout (reshape and transposition) that all pairs of equal values have, by the
+        shapes of the original's and of the port's stage.
 
-        A layout is a reshape and transposition. Shapes whose pairs have several layouts are left
-        out. The results are used for stages with different values: there the nearest layout may be
-        wrong by chance, or hide the bug.
+        Two shapes whose pairs have several layouts are left out. The results are used for stages
+        with different values: there the nearest layout may be wrong by chance, or hide the bug.
         """
         usual: dict[tuple[Shape, Shape], set[Layout]] = {}
         for i, by in self.by.items():
@@ -340,17 +351,18 @@ class _Aligner:
 
 
 def _evidence(alike: np.ndarray, apart: np.ndarray, telling: np.ndarray) -> np.ndarray:
-    """Return the evidence for pairs of different values, (rows, columns), from 0 to 2.
+    """Return the evidence for each pair of stages of different values, from 0 to 2, as an array
+    (stages of the original, stages of the port).
 
     Name similarity counts up to 1, and each decimal digit in which the values agree a quarter, up
     to 1. An error of 30 % counts an eighth. An eighth is less than the layer number in the name
     counts, since stages of neighbouring layers may be equally close.
 
     Args:
-        alike: name similarity.
-        apart: relative L2 difference.
-        telling: whether both stages have more than two distinct values, without which `apart` does
-            not count.
+        alike: similarity of the two names.
+        apart: relative L2 difference of the two values.
+        telling: whether both stages have more than two distinct values; if not, `apart` does not
+            count.
     """
     digits = -np.log10(np.clip(apart, 1e-4, 1.0))
     return alike + np.where(telling, digits / 4, 0.0)
@@ -383,7 +395,12 @@ def best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _share(agrees: np.ndarray, telling: np.ndarray) -> float:
-    """Return the fraction that agrees of the first `HORIZON` stages with more than two distinct
-    values; 0 without any."""
+    """Return the fraction of agreeing stages among the first `HORIZON` stages that have more than
+    two distinct values; 0 if there are none.
+
+    Args:
+        agrees: booleans by stage.
+        telling: booleans by stage, True if a stage has more than two distinct values.
+    """
     next_ones = np.flatnonzero(telling)[:HORIZON]
     return float(np.mean(agrees[next_ones])) if next_ones.size else 0.0

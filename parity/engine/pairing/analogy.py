@@ -27,16 +27,17 @@ def by_siblings(
     rest_p: Sequence[str],
     pairs: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Construction]]:
-    """Yield parameters of the port that hold one value, each with how it is made of the original's.
+    """Yield constant parameters of the port (all elements equal), each as its name and the
+    construction (recipe) that makes it from the original's parameters.
 
-    A parameter is made in the same way as another one of its module that is already matched.
+    The construction is like that of a parameter of the same module that is already matched.
 
     Args:
         originals: arrays of the original.
         ports: arrays of the port.
         rest_o: names of the original's unmatched constants and small arrays.
         rest_p: names of the port's unmatched constants and small arrays.
-        pairs: pairs found so far, by the port's name.
+        pairs: pairs found so far, by name of the port's parameter.
     """
     modules: dict[str, list[Pair]] = {}
     for pair in pairs.values():
@@ -52,8 +53,8 @@ def by_siblings(
 def _like(
     sibling: Construction, port: str, originals: Tensors, ports: Tensors, rest: Sequence[str]
 ) -> Construction | None:
-    """Return how `port` is made of the original's if it is made like `sibling`, a parameter of the
-    same module; None if that does not fit."""
+    """Return a construction (recipe) of the parameter `port` like `sibling`, the construction of a
+    parameter of the same module; None if no such construction gives the values of `port`."""
     pieces, counterparts, shape = [], {}, ports.shapes[port]
     for piece in sibling.pieces:
         module = naming.parent(piece.parameter)
@@ -71,10 +72,11 @@ def _like(
 
 
 def _scaled(part: Part, shape: Shape) -> Part | None:
-    """Return the same fraction of an array of `shape` as `part` is of its own array.
+    """Return the part of an array of `shape` that is the same fraction of it as `part` is of its
+    own array.
 
-    The array of `shape` is split into groups if the array of `part` is. None if the fraction is no
-    whole number of elements.
+    If the array of `part` is split into groups, the array of `shape` is too. None if the fraction
+    is no whole number of elements.
     """
     if part.is_whole:
         return whole(shape)
@@ -96,10 +98,11 @@ def by_families(
     rest_p: Sequence[str],
     pairs: Mapping[str, Pair],
 ) -> Iterator[tuple[str, Construction]]:
-    """Yield parameters of the port that hold one value, each as a stack of a family of the
-    original's parameters, or as one layer of a stacked parameter of the original.
+    """Yield constant parameters of the port (all elements equal) that one side stacks and the other
+    does not, each as its name and its construction (recipe).
 
-    The names of a family differ in numbers only. Arguments as in `by_siblings`.
+    The construction stacks a family of the original's parameters (names that differ in numbers
+    only), or takes one layer of a stacked parameter of the original. Arguments as in `by_siblings`.
     """
     known = [(name, pair.port) for pair in pairs.values() for name in pair.originals]
     for stacked in (ports, originals):
@@ -155,7 +158,7 @@ def _stack(
 def _checked(
     construction: Construction, port: str, originals: Tensors, ports: Tensors
 ) -> Construction | None:
-    """Return a construction if it is complete and gives the port's constant, else None."""
+    """Return `construction` if it fills the parameter `port` and gives its constant, else None."""
     if not construction.is_complete:
         return None
     values = np.stack([originals[name].reshape(-1)[0] for name in construction.parameters])

@@ -42,8 +42,8 @@ class Closeness:
     """Distances of all stages of the original (rows) to all stages of the port (columns)."""
 
     distance: np.ndarray
-    """Relative L2 difference (original, port), over the original's norm, in the layout that makes
-    it smallest; infinite if the numbers of elements differ."""
+    """Relative L2 difference (original, port), over the original's norm, after the layout (reshape
+    and transposition) that makes it smallest; infinite if the numbers of elements differ."""
     layouts: dict[tuple[int, int], Layout]
     """The layout with the smallest distance, from original to port, by (row, column); missing if
     the numbers of elements differ."""
@@ -121,7 +121,8 @@ def plain_layouts(source: Shape, target: Shape) -> tuple[Layout, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _plain_samples(source: Shape, target: Shape) -> tuple[tuple[Layout, np.ndarray], ...]:
-    """Return the plain layouts, each with the sampled elements' flat positions in the source."""
+    """Return each of `plain_layouts` with an integer array: for each sampled element of the target,
+    its position in the flattened source."""
     out: dict[bytes, tuple[Layout, np.ndarray]] = {}
     positions = sample_positions(math.prod(source), SAMPLE)
     numbers = np.arange(math.prod(source)).reshape(source)
@@ -153,10 +154,10 @@ def distance(actual: np.ndarray, expected: np.ndarray) -> float:
 def _nearest(
     original: Sequence[np.ndarray], port: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest distances (original, port) over the plain layouts, and their layouts.
+    """Return the smallest distances over the plain layouts, and the indices in `plain_layouts` of
+    the layouts that give them: two arrays (original, port).
 
-    All stages of the original have one shape, and so have all stages of the port. A layout is given
-    by its index in `plain_layouts`, (original, port).
+    All stages of the original have one shape, and so have all stages of the port.
     """
     source, target = original[0].shape, port[0].shape
     positions = sample_positions(math.prod(source), SAMPLE)

@@ -80,7 +80,8 @@ def whole(shape: Sequence[int]) -> Part:
 
 
 def cut(shape: Shape, view: Shape, axis: int, start: int, stop: int) -> Part:
-    """Return the part at `start:stop` of one axis of `view`, to which `shape` is reshaped."""
+    """Return the part `start:stop` along `axis` of an array of `shape` that is reshaped to
+    `view`."""
     starts, stops = [0] * len(view), list(view)
     starts[axis], stops[axis] = start, stop
     return Part(shape, view, tuple(starts), tuple(stops))
@@ -150,9 +151,10 @@ class Construction:
         return result
 
     def adjoint(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Map a gradient of the port's parameter to gradients of the original's parameters.
+        """Map a gradient of the port's parameter to gradients of the original's parameters, by
+        name.
 
-        Elements of an original that are not part of this parameter get zero.
+        Elements of the original's parameters that the port's parameter does not use get zero.
         """
         result: dict[str, np.ndarray] = {}
         for piece in self.pieces:
@@ -163,8 +165,8 @@ class Construction:
         return result
 
     def text(self) -> str:
-        """Describe the construction: the texts of its pieces, joined by ", added to" at one place
-        and by "+" between places."""
+        """Describe the construction: the texts of its pieces, joined by ", added to " if the pieces
+        are added at one place, else by " + "."""
         places: dict[Part, list[str]] = {}
         for piece in self.pieces:
             places.setdefault(piece.place, []).append(piece.text())
@@ -201,14 +203,15 @@ class Construction:
 
 
 def laid_out(parameter: str, layout: Layout) -> Construction:
-    """Return the construction of a port's parameter that is one whole parameter of the original,
-    rearranged by `layout`."""
+    """Return the construction (recipe) of a port's parameter that is one whole parameter of the
+    original, rearranged by `layout`."""
     piece = Piece(parameter, whole(layout.source), layout, whole(layout.target))
     return Construction(layout.target, (piece,))
 
 
 def copied(parameter: str, shape: Sequence[int]) -> Construction:
-    """Return the construction of a port's parameter that equals the original's `parameter`."""
+    """Return the construction (recipe) of a port's parameter that equals the original's
+    `parameter`."""
     return laid_out(parameter, identity(shape))
 
 

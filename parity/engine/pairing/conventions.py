@@ -48,8 +48,8 @@ class Conventions:
     to one of the port.
 
     Args:
-        pairs: the original's parameter by the port's; pairs whose shapes allow only one order vote
-            on the order of similarly named pairs.
+        pairs: name of the original's parameter by name of the port's. A pair whose shapes allow
+            only one order votes on the order of similarly named pairs.
         originals: shapes of the original's parameters.
         ports: shapes of the port's parameters.
     """
@@ -66,7 +66,8 @@ class Conventions:
                     self.votes[key][axes[0]] += 1
 
     def axes(self, original: str, port: str, source: Shape, target: Shape) -> tuple[int, ...]:
-        """Return the order of the original's axes in an array of the port with equally many axes.
+        """Return the order of the original's axes in an array of the port with equally many axes,
+        as for `np.transpose`.
 
         Parameters with similar names and unambiguous shapes decide, then `CONVENTIONS`. If the
         shapes do not allow the resulting order, the first order that they allow is returned.
@@ -144,7 +145,8 @@ def _swaps(original: str, port: str) -> bool:
 
 
 def _fitting(source: Shape, target: Shape) -> list[tuple[int, ...]]:
-    """Return the axis orders that map one shape to the other, the unchanged order first."""
+    """Return the axis orders that permute `source` to `target`, the unchanged order first; empty if
+    there are none."""
     if sorted(source) != sorted(target) or len(source) > MOST_AXES:
         return [identity(source).axes] if source == target else []
     orders = itertools.permutations(range(len(source)))

@@ -31,9 +31,9 @@ INSIDE = "n"
 SLOT = "\0"
 """Placeholder for a parameter name, which is filled in once it is known which numbers of the name a
 loop varies."""
-# Otherwise names with braces, quotes or numbers such as `00` would not be what they were.
+# An f-string would change other names: those with braces, quotes or numbers such as `00`.
 _PLAIN = re.compile(r"(?:[A-Za-z_.:/\- \[\]]|(?<!\d)(?:0|[1-9]\d*)(?!\d))*")
-"""Names that may stand in an f-string, with numbers as Python prints them."""
+"""Names that may be written as an f-string with loop indices in place of numbers."""
 _INDEXED = "\1"
 """Placeholder in a name for the index of a comprehension."""
 WIDTH = 100
@@ -134,8 +134,8 @@ def _joint(construction: Construction) -> int | None:
 
 
 def _joined(construction: Construction, axis: int) -> tuple[str, tuple[str, ...]]:
-    """Return a `np.stack` or `np.concatenate` of the pieces, and the parameter names that replace
-    its placeholders (`SLOT`)."""
+    """Return the source of a `np.stack` or `np.concatenate` of the pieces, and the parameter names
+    that replace the placeholders (`SLOT`) in it."""
     pieces, shape = construction.pieces, construction.shape
     view = pieces[0].place.view
     stack = axis == 0 and view == shape and len(pieces) == shape[0]
@@ -151,10 +151,10 @@ def _joined(construction: Construction, axis: int) -> tuple[str, tuple[str, ...]
 
 
 def _family(names: Sequence[str]) -> tuple[str, str] | None:
-    """Return the names as one name with a placeholder for the number that differs, and the source
-    of that number's range.
+    """Return names that differ in one number as one name with a placeholder (`_INDEXED`) for that
+    number, and the source of the numbers, such as `range(4)`.
 
-    None unless the names differ in exactly one number, which increases.
+    None unless exactly one number differs and it increases.
     """
     if not all(map(_PLAIN.fullmatch, names)):
         return None
@@ -198,10 +198,10 @@ def _index(part: Part) -> str:
 
 
 def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield loop headers and the lines of their bodies, for assignments that differ in numbers
-    only.
+    """Yield assignments that differ in numbers only as source: the headers of nested loops,
+    outermost first, and the lines of the loop body.
 
-    If the entries do not form a loop, yield them one by one without headers.
+    If the assignments do not form a loop, yield each of them with () as headers.
     """
     port = [naming.numbers(entry.names[0]) for entry in entries]
     free = [k for k in range(len(port[0])) if len({numbers[k] for numbers in port}) > 1]
@@ -222,7 +222,8 @@ def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[st
 def _names(
     entries: Sequence[_Entry], port: Sequence[tuple[int, ...]], free: Sequence[int]
 ) -> list[str] | None:
-    """Return the parameter names of one entry as f-strings of the loop indices.
+    """Return the parameter names of assignments that form a loop, as source: one entry's names in
+    order, with loop indices for the numbers that differ.
 
     None if a number is neither constant nor a loop index plus a constant.
 
@@ -261,13 +262,14 @@ def _offset(offset: int) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a name with loop indices in braces as a string or f-string."""
+    """Return a name as source: an f-string if it has loop indices in braces, else a string."""
     text = text.replace(_INDEXED, f"{{{INSIDE}}}")
     return f'f"{text}"' if "{" in text else f'"{text}"'
 
 
 def _literal(name: str) -> str:
-    """Return a name without loop indices as a string, or an f-string for a comprehension."""
+    """Return a name as source: an f-string if it holds the index of a comprehension, else a
+    string."""
     if _PLAIN.fullmatch(name.replace(_INDEXED, "")):
         return _quoted(name)
     return repr(name)

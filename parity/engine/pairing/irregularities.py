@@ -25,7 +25,7 @@ GAIN = 0.3
 
 
 def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return notes on pairs that are probably conversion errors, by the port's name.
+    """Return notes on pairs that are probably conversion errors, by name of the port's parameter.
 
     Only pairs of one whole parameter on either side are examined.
     """
@@ -41,8 +41,8 @@ def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
-    """Return notes, by the port's name, on pairs whose axes are permuted unlike those of most
-    similarly named pairs."""
+    """Return notes, by name of the port's parameter, on pairs whose axes are permuted unlike those
+    of most similarly named pairs."""
     kinds: dict[Hashable, list[Pair]] = defaultdict(list)
     for pair in pairs:
         ends = naming.leaf(pair.originals[0]), naming.leaf(pair.port)
@@ -67,8 +67,8 @@ def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
 
 
 def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return notes, by the port's name, on pairs whose names would fit better if they exchanged
-    their originals."""
+    """Return notes, by name of the port's parameter, on pairs whose names would fit better if two
+    pairs exchanged their parameters of the original."""
     if len(pairs) < 2:
         return {}
     names, ports = [pair.originals[0] for pair in pairs], [pair.port for pair in pairs]
@@ -89,12 +89,12 @@ def exchanged(pairs: Sequence[Pair]) -> dict[str, str]:
 
 
 def placed_by_name(pairs: Sequence[Pair]) -> dict[str, str]:
-    """Return the original that a parameter's name suggests, by the port's name, for parameters that
-    hold another original of the same shape.
+    """Return which parameter of the original the name of a port's parameter suggests, where the
+    port's parameter holds another one of the same shape; by name of the port's parameter.
 
-    Only pairs of one whole parameter on either side, with equal values, are examined. Each original
-    is assigned once. The result is empty unless exchanging the originals of two pairs makes their
-    names fit much better (`exchanged`).
+    Only pairs of one whole parameter on either side, with equal values, are examined. Each
+    parameter of the original is suggested at most once. The result is empty unless exchanging the
+    originals of two pairs makes their names fit much better (`exchanged`).
     """
     single = [
         pair

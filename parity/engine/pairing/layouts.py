@@ -133,7 +133,7 @@ class Criterion(Protocol):
         ...
 
     def sampled(self, source: np.ndarray, target: np.ndarray) -> bool:
-        """Return whether two arrays may still agree, given samples of corresponding elements."""
+        """Return whether two arrays may agree, given some of their elements at the same places."""
         ...
 
     def agrees(self, source: np.ndarray, target: np.ndarray) -> bool:
@@ -274,7 +274,8 @@ def candidates(source: Shape, target: Shape) -> tuple[Layout, ...]:
 
 
 def _refinements(shape: Shape, goal: Shape) -> list[Shape]:
-    """Return `shape`, and variants of it with axes split such that they may merge into `goal`."""
+    """Return `shape`, and finer shapes of the same size, with axes split, whose axes may merge into
+    those of `goal` after a permutation."""
     shapes = {shape: None}
     for order in itertools.permutations(goal):
         if _merges(order, shape):
@@ -291,7 +292,8 @@ def _refinements(shape: Shape, goal: Shape) -> list[Shape]:
 
 
 def _merges(fine: Sequence[int], coarse: Sequence[int]) -> bool:
-    """Return whether runs of neighbours in `fine` multiply to the entries of `coarse`, in order."""
+    """Return whether products of neighbouring axes of `fine` give the axes of `coarse`, in
+    order."""
     product, rest = 1, iter(coarse)
     wanted = next(rest, None)
     for size in fine:

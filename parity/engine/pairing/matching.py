@@ -92,8 +92,8 @@ class _Search:
         """Names of the original's vectors that are a term of a sum found in the port
         (`as_sums`)."""
         self.reordered: dict[str, str] = {}
-        """By parameter of the port, the original with the same values in an order that no layout
-        (reshape and transposition) gives."""
+        """Name of the original's parameter that holds the same values in an order that no layout
+        (reshape and transposition) gives, by name of the port's parameter."""
 
     def add(
         self,
@@ -110,8 +110,8 @@ class _Search:
         """Return the unmatched names of the original and of the port.
 
         Args:
-            ambiguous: whether to return the arrays that values cannot identify (constants and very
-                small ones) or the others; None returns both.
+            ambiguous: True: only arrays that values cannot identify (constants and very small
+                ones); False: only the others; None: both.
         """
         rest_o = [name for name in self.original.names if name not in self.used]
         rest_p = [name for name in self.port.names if name not in self.pairs]
@@ -138,9 +138,11 @@ class _Search:
         )
 
     def likeness(self, originals: Sequence[str], ports: Sequence[str]) -> np.ndarray:
-        """Return how well the names of each pair fit each other and the pairs found so far.
+        """Return how well each name of the original fits each name of the port and the pairs found
+        so far.
 
-        An array (original, port): the sum of `naming.similarity` and `naming.context`.
+        The result is an array (original, port), the sum of `naming.similarity` and
+        `naming.context`; larger values fit better.
         """
         return naming.similarity(originals, ports) + naming.context(originals, ports, self.known())
 
@@ -185,10 +187,11 @@ class _Search:
         recorded as tied (`Pair.also`) in the pair of the port's most similarly named array.
 
         Args:
-            names: parameters of the original with the same values.
-            fits: by parameter of the port with these values, the layouts by original.
-            means: evidence to record.
-            note: remark to record.
+            names: names of the original's parameters, all with the same values.
+            fits: for each parameter of the port with these values, by name: the layouts (reshape
+                and transposition) that map the original's parameters to it, by the original's name.
+            means: evidence to record for the pairs.
+            note: remark to record for the pairs.
         """
         ports = list(fits)
         if len(names) == len(ports) == 1:
@@ -260,7 +263,8 @@ class _Search:
                     self.add(port, found, means, f"the sum of {' and '.join(pair)}, rounded once")
 
     def in_part(self) -> None:
-        """Match arrays of one side that are a part of a larger, otherwise unmatched array."""
+        """Match arrays of one side that are a part of a larger, otherwise unmatched array of the
+        other side."""
         rest_o, rest_p = self.rest(ambiguous=False)
         # A vector that is in a sum only in part may have its other part here.
         rest_o += sorted(self.summed)
@@ -285,7 +289,8 @@ class _Search:
     def nearest(
         self, originals: Sequence[str], ports: Sequence[str], sizes
     ) -> Iterator[tuple[str, list[str]]]:
-        """Yield parameters of the port, each with its most similarly named originals.
+        """Yield parameters of the port, each with the names of at most `CANDIDATES` parameters of
+        the original, the most similar name first.
 
         Args:
             originals: names of the original's parameters to consider.
@@ -337,9 +342,9 @@ class _Search:
                 self.add(port, laid_out(name, layout), means, note)
 
     def conflicts(self, names: Sequence[str], ports: Sequence[str]) -> np.ndarray:
-        """Return 2 where the modules of both names are paired, but not with each other, else 0.
+        """Return 2 for two names whose modules are paired, but not with each other, else 0.
 
-        An array (original, port), to be subtracted from similarities.
+        The result is an array (original, port), to be subtracted from similarities.
         """
         modules_o, modules_p = defaultdict(set), defaultdict(set)
         for o, p in self.known():
@@ -373,7 +378,8 @@ class _Search:
                 self.add(port, laid_out(name, likeness.layout), means, note)
 
     def as_their_modules(self) -> None:
-        """Match vectors that have the original's values in the order of their module's matrices."""
+        """Match vectors that hold the original's values, reordered as the matrices of the same
+        module are."""
         pairs = list(self.pairs.values())
         rest_o, rest_p = self.rest(ambiguous=False)
         ports = [name for name in rest_p if name in self.reordered]
@@ -413,12 +419,12 @@ class _Search:
         return Matching(pairs, left_o, left_p)
 
     def in_order(self, pair: Pair, pairs: Sequence[Pair]) -> Pair:
-        """Mark a parameter that is a sum of two vectors in some blocks only as equal instead of
-        reordered, if it is complete.
+        """Return a pair whose parameter is a sum of two vectors in some blocks only, marked as
+        equal instead of reordered if the parameter is complete.
 
-        It is complete if the blocks keep their places and the port holds every element of both
-        vectors, as for a GRU, whose last two biases are not summed. Any other pair is returned
-        unchanged.
+        The parameter is complete if its blocks keep their places and the port holds every element
+        of both vectors, as for a GRU, whose last two biases are not summed. Any other pair is
+        returned unchanged.
         """
         pieces = pair.construction.pieces
         if not (pair.is_reordered and pair.construction.adds):
@@ -437,7 +443,8 @@ class _Search:
         return replace(pair, means=Means.ROUNDED)
 
     def as_its_module(self, pair: Pair, pairs: Sequence[Pair]) -> Pair:
-        """Return the pair of a vector, such as a bias, reordered like the matrices of its module.
+        """Return the pair of a vector, such as a bias, with a construction (recipe) that reorders
+        the vector as the matrices of its module are reordered.
 
         Zero biases of a recurrent cell equal the original's in any order of the gates, but their
         derivatives have the order of the gates. Biases with equal values in several gates, such as
@@ -491,13 +498,14 @@ class _Search:
         """Return an unmatched parameter of one side, with the most similar one of the other side.
 
         Args:
-            name: the parameter.
-            side: arrays of its side.
+            name: name of the unmatched parameter.
+            side: arrays of the parameter's own side.
             others: names of the other side's parameters.
             other: arrays of the other side.
-            likeness: how well the names of `others` fit.
-            reordered: by parameter of this side, the other side's with the same values in an order
-                that no layout gives.
+            likeness: for each name in `others`, how well it fits `name`.
+            reordered: name of the other side's parameter that holds the same values in an order
+                that no layout (reshape and transposition) gives, by name of the own side's
+                parameter.
         """
         shape = side.shapes[name]
         if not others:

@@ -124,7 +124,7 @@ def leaf(name: str) -> str:
 
 
 def parent(name: str, levels: int = 1) -> str:
-    """Return a name without its last `levels` parts."""
+    """Return a name without its last `levels` parts, which dots separate."""
     return ".".join(name.split(".")[:-levels])
 
 
@@ -135,7 +135,7 @@ def pattern(name: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def numbers(name: str) -> tuple[int, ...]:
-    """Return the numbers in a name."""
+    """Return the numbers in a name, in order: (0, 2) for `layers.0.norm2.weight`."""
     return tuple(int(digits) for digits in _NUMBER.findall(name))
 
 
@@ -321,7 +321,8 @@ def _numbers_agree(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray
 
 @functools.lru_cache(maxsize=1 << 16)
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> float:
-    """Return the fraction of numbers that two names share in the same order; 1 without numbers."""
+    """Return the fraction of the numbers of two names that both have in the same order; 1 if
+    neither name has numbers."""
     if a == b:
         return 1.0
     previous = [0] * (len(b) + 1)

@@ -20,11 +20,12 @@ from parity.engine.pairing.layouts import Shape
 def paired_in_order(
     original: Mapping[str, Shape], port: Mapping[str, Shape]
 ) -> dict[str, Construction]:
-    """Return, by the port's name, how parameters are made of one original each, paired by modules
-    in order of use.
+    """Pair the modules of two programs in order of use; return the construction (recipe) of each
+    paired parameter, by name of the port's parameter.
 
-    The modules of both programs form two sequences. As many modules as possible are paired without
-    changing their order; two fit if each parameter of one has a partner in the other.
+    Each construction uses one parameter of the original. As many modules as possible are paired
+    without changing their order. Two modules fit if each parameter of one has a partner in the
+    other.
 
     Args:
         original: shapes by name, in order of use.
@@ -39,7 +40,8 @@ def paired_in_order(
 
 
 def _modules(shapes: Mapping[str, Shape]) -> list[list[str]]:
-    """Return the names by module; a parameter without a module is a module of its own."""
+    """Return the names of the parameters of each module; a parameter without a module counts as a
+    module of its own."""
     modules: dict[str, list[str]] = {}
     for name in shapes:
         modules.setdefault(naming.parent(name) or name, []).append(name)
@@ -53,8 +55,8 @@ def _partners(
     port: Mapping[str, Shape],
     conventions: Conventions,
 ) -> dict[str, Construction]:
-    """Return how the parameters of one module are made of those of another; empty if one of them
-    has no partner."""
+    """Return the construction (recipe) of each of the port's parameters `mine`, by name, from one
+    of the original's parameters `theirs`; empty if a parameter of either module has no partner."""
     if len(theirs) != len(mine):
         return {}
     ends = naming.similarity([*map(naming.leaf, theirs)], [*map(naming.leaf, mine)])

@@ -30,8 +30,8 @@ class Means(StrEnum):
     """The values are equal, but other parameters have the same values: constants, small arrays, or
     several equal arrays. Names decided."""
     REORDERED = "in another order"
-    """The rows or columns of an original, in another order. Whether the port expects that order is
-    not known from the values."""
+    """The values are the rows or columns of one of the original's parameters, in another order. The
+    values do not show whether the port expects that order."""
     SLICE = "but for a slice"
     """The values are equal except in some rows, columns or one element, or only a part of the
     port's array comes from the original."""
@@ -48,7 +48,8 @@ EQUAL = (Means.VALUE, Means.ROUNDED, Means.NAME)
 
 @dataclass(frozen=True)
 class Pair:
-    """A parameter of the port, and how it is made of the original's (`construction`)."""
+    """A parameter of the port, and `construction`, the recipe that makes it from parameters of the
+    original."""
 
     port: str
     construction: Construction
@@ -60,7 +61,7 @@ class Pair:
 
     @property
     def originals(self) -> tuple[str, ...]:
-        """Names of the original's parameters that the construction uses."""
+        """Names of the original's parameters that the construction (recipe) uses."""
         return self.construction.parameters
 
     @property
@@ -105,12 +106,13 @@ class Matching:
 
     @property
     def by_port(self) -> dict[str, Pair]:
-        """The pairs by parameter of the port."""
+        """The pairs, by name of the port's parameter."""
         return {pair.port: pair for pair in self.pairs}
 
     @property
     def tied(self) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-        """Groups of tied parameters (one tensor under several names), as (originals, ports).
+        """Groups of tied parameters (one tensor under several names), each as the names in the
+        original and the names in the port.
 
         Each group has several names on at least one side. Different parts of one tensor are not
         tied to each other.
@@ -128,15 +130,16 @@ class Matching:
         )
 
     def from_original(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """Build every matched parameter of the port from `arrays` of the original.
+        """Build every matched parameter of the port from the original's parameters; by name.
 
         Raises:
-            KeyError: a needed array is missing.
+            KeyError: `arrays` lacks a parameter of the original that is needed.
         """
         return {pair.port: pair.construction.from_original(arrays) for pair in self.pairs}
 
     def gradients(self, original: Arrays, port: Arrays) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return gradients of both sides as pairs (original's, port's), by the port's parameter.
+        """Return gradients of both sides as pairs (original's, port's), by name of the port's
+        parameter.
 
         Both have the shape of the port's parameter. If parameters are tied on one side only, the
         gradients of the other side are summed: the derivative of a tensor used twice is the sum

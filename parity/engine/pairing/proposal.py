@@ -34,7 +34,8 @@ compatible shapes."""
 UNSURE = 1.2
 """Name similarity, including support by other pairs, below which a pair is marked as unsure."""
 FITS = 0.3
-"""Score of shapes that are equal up to a permutation; shapes that must be reshaped score half."""
+"""Score added for two parameters whose shapes are equal up to a permutation of axes; half of it is
+added if axes must be merged or split."""
 # Query, key, value and a gate.
 MOST_PARTS = 4
 """Largest number of parameters that are fused into one; families (names that differ in numbers) may
@@ -42,9 +43,10 @@ be larger."""
 GUESSED_SUM = "a sum of two biases, which is a guess"
 """Note on a parameter that is made of the two biases of a recurrent cell."""
 GUESSED_ORDER = "fused; the order of the parts is a guess"
-"""Note on a parameter that is a part of another, or has several as parts."""
+"""Note on a port's parameter that is fused from several of the original's, or is a part of a fused
+one."""
 SECOND_COPY = "a second copy"
-"""Note on a parameter made of an original that another parameter uses too."""
+"""Note on a port's parameter made of one of the original's that another of the port's uses too."""
 ORDER = ("query", "key", "value", "gate", "up")
 """Assumed order of the parts in a fused parameter; shapes do not show it."""
 
@@ -52,14 +54,17 @@ GATES = ("ifgo", "rzn")
 """Orders in which torch stores the gates of an LSTM and of a GRU. Libraries with a module for each
 gate, such as Flax, end its name with the letter."""
 TERM = 0.1
-"""Score added if a gate and the fused parameter belong to the same term, input or state. It is
-small, since it only has to decide where the other words are equal."""
+"""Score added if the names of a gate's parameter and of the fused parameter both belong to the
+input, or both to the state. It is small, since it only has to decide if all other words are
+equal."""
 TERMS = (("ih", "hh"), ("input", "hidden"), ("input", "recurrent"))
-"""Words in the names of the two biases of a recurrent cell: of the input and of the state."""
+"""Words in the names of the two biases of a recurrent cell: in the name of the input's bias, and in
+that of the state's."""
 
 
 def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) -> Matching:
-    """Propose how each parameter of the port is made of the original's, by names and shapes alone.
+    """Propose how each parameter of the port is made of parameters of the original, by names and
+    shapes alone.
 
     Args:
         original: the original's parameters by dotted path; only their shapes are read.
@@ -96,9 +101,11 @@ def _likeness(
 
 
 def _singles(shapes_o: Shapes, shapes_p: Shapes) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the originals proposed for single parameters, and notes on unsure pairs.
+    """Propose one parameter of the original for single parameters of the port.
 
-    Both are by the port's name. Each original is used at most once.
+    Returns:
+        Names of the original's parameters, and notes on unsure pairs, both by name of the port's
+        parameter. Each of the original's parameters is used at most once.
     """
     names, ports = list(shapes_o), list(shapes_p)
     shapes = _allowed([shapes_o[n] for n in names], [shapes_p[n] for n in ports])
@@ -127,13 +134,15 @@ def _singles(shapes_o: Shapes, shapes_p: Shapes) -> tuple[dict[str, str], dict[s
 
 
 def _support(original: str, port: str, known: Mapping[str, str]) -> float:
-    """Return how well a pair fits the other known pairs, itself excluded (`naming.context`)."""
+    """Return how well the pair of `original` and `port` fits the other pairs in `known`, from 0 to
+    1 (`naming.context`)."""
     others = [(o, p) for p, o in known.items() if p != port]
     return float(naming.context([original], [port], others)[0, 0])
 
 
 def _allowed(sources: list[Shape], targets: list[Shape]) -> np.ndarray:
-    """Return the score of shapes, (sources, targets): 1, 0.5, or -inf (`conventions.nearness`)."""
+    """Return how easily each source shape is rearranged to each target shape: an array (sources,
+    targets) of 1, 0.5 or -inf (`conventions.nearness`)."""
     rows, columns = ({shape: i for i, shape in enumerate(dict.fromkeys(s))} for s in
                      (sources, targets))  # fmt: skip
     table = np.array([[nearness(a, b) for b in columns] for a in rows]).reshape(len(rows), -1)
@@ -141,7 +150,8 @@ def _allowed(sources: list[Shape], targets: list[Shape]) -> np.ndarray:
 
 
 Step = Iterator[tuple[str, Construction, str]]
-"""Proposals: name of a port's parameter, its construction from the original's, and a note."""
+"""Iterator of proposals: name of a port's parameter, construction (recipe) that makes it from the
+original's parameters, and note for the reader."""
 
 
 def _families(
@@ -316,7 +326,7 @@ def _along(
 def _copies(
     shapes_o: Shapes, shapes_p: Shapes, made: dict[str, Construction], conventions: Conventions
 ) -> Step:
-    """Propose a second use of an original for unmatched parameters of the port.
+    """Propose a second use of one of the original's parameters for each unmatched one of the port.
 
     An example is an output head that the original ties to the embedding.
     """
@@ -366,7 +376,12 @@ def _both(
     shapes_p: Shapes,
     rest_p: Shapes,
 ) -> Step:
-    """Propose a use of the bias `other` where `port` is made of the bias `used`."""
+    """Propose a use of `other`, one of a recurrent cell's two biases, given that the port's
+    parameter `port` is made of the cell's other bias, `used`.
+
+    If the port has an unmatched second bias for the same gate, that is made of `other`. If not,
+    `other` is added to `used` in `port`; of Equinox's GRU, in all gates but the last.
+    """
     shape = shapes_p[port]
     added = tuple(replace(p, parameter=other) for p in construction.pieces if p.parameter == used)
     gate = _gate(port)
@@ -391,14 +406,15 @@ def _both(
 
 
 def _added(shape: Shape, part: Part, names: Sequence[str]) -> Construction:
-    """Return the construction that puts the sum of the same part of several originals at that part
-    of the port's parameter."""
+    """Return the construction (recipe) that adds `part` of each of the original's parameters
+    `names`, and puts the sum at `part` of the port's parameter of `shape`."""
     unit = identity(part.shape)
     return Construction(shape, tuple(Piece(name, part, unit, part) for name in names))
 
 
 def _two_biases(shapes: Shapes) -> Iterator[tuple[str, str]]:
-    """Yield pairs of biases that a recurrent cell adds: that of the input and that of the state."""
+    """Yield the names of the two biases that a recurrent cell adds: that of the input and that of
+    the state."""
     for name, shape in shapes.items():
         leaf = naming.leaf(name)
         for first, second in TERMS:
@@ -426,7 +442,8 @@ def _gate(name: str) -> _Gate | None:
 
 
 def _all_gates(parts: Shapes) -> Iterator[tuple[str, ...]]:
-    """Yield the parameters of all gates of a cell, in the order of `GATES`."""
+    """Yield, for each recurrent cell, the names of its gates' parameters, in the order of
+    `GATES`."""
     cells: dict[tuple[tuple[str, str], str], dict[str, str]] = defaultdict(dict)
     for name in parts:
         if (gate := _gate(name)) is not None:

@@ -38,8 +38,8 @@ class Resemblance:
     distance: float
     """Relative L2 difference, over the target's norm."""
     line: tuple[float, float] | None = None
-    """Factor and summand that map the source to the target up to float32 rounding; None if there
-    are none."""
+    """Factor and summand that map the source to the target up to float32 rounding; None if there is
+    no such map."""
     slices: str = ""
     """Indices that contain all differences, such as `rows 3, 8:16`; empty if most indices of every
     axis differ."""

@@ -78,14 +78,16 @@ class Tensors:
             return array.astype(self.rounding).astype(array.dtype)
 
     def rounds(self, name: str, dtype: np.dtype) -> bool:
-        """Return whether rounding to `dtype` may change array `name`: it is a wider float."""
+        """Return whether rounding to `dtype` may change array `name`, that is, whether the array
+        has a wider floating-point dtype."""
         own = self.arrays[name].dtype
         return own.kind not in "biu" and own.itemsize > dtype.itemsize
 
     def rounded(self, dtype: np.dtype) -> Tensors:
         """Return the same arrays rounded to `dtype`.
 
-        Both objects share the answers of `ambiguous`, each computed by the one asked first.
+        Both objects share the cached results of `ambiguous`; a result is computed from the arrays
+        of the object that is asked first.
         """
         result = Tensors(self.arrays, dtype)
         result._ambiguous = self._ambiguous
@@ -153,8 +155,8 @@ def whole_matches(
 
     Yields:
         Names of the original's arrays in the group; and for each of the port's arrays its name and
-        the layouts from originals to it, by the original's name. A layout is missing if the values
-        are in an order that is no layout.
+        the layouts (reshape and transposition) that map the original's arrays to it, by the
+        original's name. An array whose order of elements no layout gives is missing there.
     """
     content = defaultdict(lambda: ([], []))
     sizes = {originals.size(name) for name in rest_o}
@@ -334,7 +336,8 @@ def _tile(
 
 
 def _views(shape: Shape) -> Iterator[tuple[Shape, int]]:
-    """Yield shapes that an array is reshaped to, each with the axis to cut.
+    """Yield reshapes of an array of `shape` in which parts are searched for, each with the axis
+    along which it is cut into parts.
 
     First the unchanged shape, then leading axes merged, then one axis split in two.
     """
@@ -349,7 +352,7 @@ def _views(shape: Shape) -> Iterator[tuple[Shape, int]]:
 
 
 def of_parts(shape: Shape, pieces: Iterable[tuple[str, Part, Layout]]) -> Construction:
-    """Return the construction of a port's array of `shape` from whole arrays of the original.
+    """Return the construction (recipe) of a port's array from whole arrays of the original.
 
     Args:
         shape: shape of the port's array.
@@ -366,12 +369,20 @@ def of_parts(shape: Shape, pieces: Iterable[tuple[str, Part, Layout]]) -> Constr
 
 
 def part_of(name: str, place: Part, layout: Layout) -> Construction:
-    """Return the construction of a port's array that is one part of the original's array `name`."""
+    """Return the construction (recipe) of a port's array that is one part of the original's array
+    `name`.
+
+    Args:
+        name: name of the original's array.
+        place: the part of the original's array.
+        layout: maps that part to the port's array.
+    """
     return Construction(layout.target, (Piece(name, place, layout, whole(layout.target)),))
 
 
 def rearranged(name: str, source: np.ndarray, target: np.ndarray) -> Construction | None:
-    """Return how `target` is made of `source` by reordering rows or columns; None if it is not.
+    """Return the construction (recipe) that makes `target` from `source` by reordering rows or
+    columns; None if there is none.
 
     Two kinds of order are found: reordered blocks, such as the gates of a recurrent cell, and
     interleaved groups, such as the rows of a head for another convention of rotary embeddings. The
@@ -400,7 +411,7 @@ def rearranged(name: str, source: np.ndarray, target: np.ndarray) -> Constructio
 
 
 def orders_of(construction: Construction, name: str) -> set[tuple[int, ...]]:
-    """Return the orders in which a construction takes the rows or columns of a parameter.
+    """Return the orders in which a construction (recipe) takes rows or columns of parameter `name`.
 
     An order lists, for each index along an axis of the port's parameter, the index of the
     original's row or column that is found there. Axes in unchanged order are left out, and so are
@@ -408,8 +419,8 @@ def orders_of(construction: Construction, name: str) -> set[tuple[int, ...]]:
     columns may be in another order.
 
     Args:
-        construction: the recipe for the port's parameter.
-        name: a parameter of the original in it.
+        construction: recipe for a parameter of the port.
+        name: name of one of the original's parameters that the recipe uses.
     """
     found = set()
     shapes = {piece.parameter: piece.part.whole for piece in construction.pieces}
@@ -435,7 +446,8 @@ def orders_of(construction: Construction, name: str) -> set[tuple[int, ...]]:
 def sum_of(
     names: Sequence[str], arrays: Sequence[np.ndarray], target: np.ndarray
 ) -> Construction | None:
-    """Return how `target` is made as the sum of two arrays of one shape; None if it is not.
+    """Return the construction (recipe) that makes `target` as the sum of two arrays of one shape;
+    None if there is none.
 
     The sum is rounded to the target's dtype. `target` may also be a block of the sum along the
     first axis, have its rows or columns in another order (`rearranged`), or hold blocks of the sum
@@ -470,7 +482,8 @@ def sum_of(
 def _partly_sum(
     names: Sequence[str], sources: Sequence[np.ndarray], target: np.ndarray
 ) -> Construction | None:
-    """Return the construction of `target` from blocks of a sum and of its two terms, else None.
+    """Return the construction (recipe) of `target` from blocks of a sum and blocks of its two
+    terms; None if there is none.
 
     Args:
         names: names of the two terms in the construction.
@@ -509,7 +522,8 @@ def _order(source: np.ndarray, target: np.ndarray) -> np.ndarray | None:
 
 
 def _blocks(order: np.ndarray, length: int = 0) -> list[tuple[int, int, int]]:
-    """Return the blocks of an order: start in the target, and start and stop in the source.
+    """Return the blocks of an order, each as (start in the target, start in the source, stop in the
+    source).
 
     A block is a run of consecutive indices. Empty if there are too many or too short blocks.
 
@@ -540,11 +554,8 @@ def _in_blocks(
 
 
 def _interleaved(order: np.ndarray) -> tuple[int, int, int] | None:
-    """Return (a, b, c) such that `order` is the order after a reshape to (a, b, c) and an exchange
-    of b and c.
-
-    None if there are no such numbers.
-    """
+    """Return (a, b, c) such that reshaping the indices to (a, b, c) and exchanging the last two
+    axes gives `order`; None if there are no such numbers."""
     n = len(order)
     for b in (d for d in range(2, n // 2 + 1) if n % d == 0):
         for c in (d for d in range(2, n // b + 1) if n // b % d == 0):

@@ -69,8 +69,8 @@ class Evaluation:
     """Keep custom derivatives of functions (`custom_jvp`, `custom_vjp`); marks inside such
     functions are then not found."""
     recorder: Recorder | None = None
-    """Records every operation, except in long loops, and in conditions and while loops whose branch
-    or number of iterations it does not know yet; None: nothing is recorded."""
+    """Records every operation, except in long loops, and in conditions and while loops of which the
+    recorder does not know the branch or the number of iterations; None: nothing is recorded."""
 
     def run(
         self,
@@ -317,7 +317,14 @@ class Evaluation:
         return outputs
 
     def _shapes(self, inner: ClosedJaxpr, inputs: Sequence[Any], marks: Marks) -> dict[str, Any]:
-        """Return the abstract values (shape and dtype) of the marks in a loop body or branch."""
+        """Return shape and dtype of each mark (named intermediate) in a loop body or branch, by
+        name.
+
+        Args:
+            inner: the loop body or branch.
+            inputs: its arguments, or their shapes and dtypes.
+            marks: marks of the program around it.
+        """
         shapes: dict[str, Any] = {}
 
         def once(*args: Any) -> None:
@@ -329,7 +336,7 @@ class Evaluation:
         return shapes
 
     def _while(self, eqn: JaxprEqn, inputs: list[Any]) -> tuple[Any, Sequence[Any]]:
-        """Evaluate a while loop; return the number of its iterations, and its results."""
+        """Evaluate a while loop; return the number of its iterations, and its final values."""
         p = eqn.params
         condition = inputs[: p["cond_nconsts"]]
         constants, first = _while_inputs(eqn, inputs)
@@ -376,7 +383,10 @@ class Evaluation:
 
 
 def _where(on: Any, new: Sequence[Any], old: Sequence[Any]) -> list[Any]:
-    """Return the new values of the rows that `on` selects, and the old ones of the others."""
+    """Return each array of `new` in the rows where `on` is True, and that of `old` elsewhere.
+
+    `on` holds booleans over the leading axes of the arrays.
+    """
     return [
         jnp.where(on.reshape(on.shape + (1,) * (x.ndim - on.ndim)), x, y)
         for x, y in zip(new, old, strict=True)

@@ -103,8 +103,8 @@ def constants(program: ClosedJaxpr | Jaxpr) -> Iterator[Any]:
 
 
 def counters(jaxpr: Jaxpr) -> frozenset[int]:
-    """Return the identities (`id`) of the equations that read no argument or constant, directly or
-    through others: those on literals and counters (`iota`), which compute positions and masks."""
+    """Return the `id`s of the equations that depend only on literals and counters (`iota`), not on
+    arguments or constants of the jaxpr; such equations compute positions and masks."""
     found: set[int] = set()
     known: set[Any] = set()
     for eqn in jaxpr.eqns:

@@ -83,8 +83,9 @@ class Marks:
         while unique in self.names:
             if self.once:
                 raise ValueError(
-                    f"capture: the mark {unique!r} is passed twice. Give each value a different "
-                    f"name, or number them with numbered={{{mark!r}: 'layers.{{}}.{mark}'}}."
+                    f"capture: the mark {unique!r} is passed twice: two values have this name. "
+                    f"Give each a different name, or number them with "
+                    f"numbered={{{mark!r}: 'layers.{{}}.{mark}'}}."
                 )
             unique, count = f"{name}#{count}", count + 1
         self.names.add(unique)
@@ -93,7 +94,7 @@ class Marks:
     def within(self) -> Marks:
         """Return empty marks for the body of a loop or a branch, with names unique within it.
 
-        The caller adds them to these marks under their final names.
+        The caller copies the values found there to its own marks, under their final names.
         """
         return Marks(once=self.once, numbered={n: f"{n}#{{}}" for n in self.numbered})
 
@@ -123,7 +124,8 @@ def in_turn(name: str, turn: int) -> str:
 
 
 def of_turns(changes: Sequence[MarkChange | None], shape: Any) -> MarkChange:
-    """Return the changes of one mark in all iterations, stacked on a leading axis for a scan.
+    """Return the changes of one mark (named intermediate) in all iterations of a scan as one
+    `MarkChange`, whose fields have a leading axis of iterations.
 
     Args:
         changes: one entry per iteration; None for no change.
@@ -155,7 +157,8 @@ class Branches:
     def of(cls, branches: Sequence[Mapping[str, Any]]) -> Branches:
         """Merge the marks of branches, each given as shapes by name.
 
-        Marks of equal name and shape become one mark; others of that name get a number.
+        Marks of different branches with equal name, shape and dtype become one mark. Marks with the
+        same name but another shape or dtype get a number.
         """
         shapes: dict[str, Any] = {}
         own: list[dict[str, str]] = []

@@ -44,7 +44,10 @@ def convert_in_each_mode() -> bool:
 
 
 def _convert(x: np.ndarray) -> np.ndarray:
-    """Return an array in the dtype of the active mode, the same one if it was converted before."""
+    """Convert a NumPy array to the dtype that JAX's active mode (32-bit or 64-bit) uses for it.
+
+    If the array was converted to that dtype before, return the result of that conversion.
+    """
     from jax._src import dtypes, literals
 
     wide = x.dtype.itemsize > {"f": 8, "c": 16}.get(x.dtype.kind, math.inf)
@@ -53,7 +56,7 @@ def _convert(x: np.ndarray) -> np.ndarray:
     key = id(x), dtypes.canonicalize_dtype(x.dtype)
     constant, result = _converted.get(key, (_dead, _dead))
     found = result()
-    # The `id` of an array that is gone may be that of another one.
+    # Python may reuse the `id` of a deleted array for another one.
     if found is None or constant() is not x:
         found = literals.TypedNdArray(np.asarray(x, key[1]))
         _converted[key] = weakref.ref(x), weakref.ref(found, lambda _: _converted.pop(key, None))
@@ -61,4 +64,4 @@ def _convert(x: np.ndarray) -> np.ndarray:
 
 
 def _dead() -> None:
-    """Stand for a reference to an array that was deleted."""
+    """Return None, as a weak reference to a deleted array does."""

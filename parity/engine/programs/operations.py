@@ -30,9 +30,9 @@ LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "jaxtyping", "beartype")
 MASKING = 1e30
 """Magnitude from which a number counts as a mask, that is, stands for minus infinity."""
 SMALLEST_MASK = 16
-"""Smallest size of an array of two distinct values that counts as a mask."""
+"""Smallest number of elements of an array with two distinct values that counts as a mask."""
 NARROWEST = 4
-"""Bytes per element of float32; floating dtypes with fewer count as narrow."""
+"""Bytes per element of float32; floating-point dtypes with fewer bytes count as narrow."""
 FEWEST = 3
 """Smallest number of distinct values by which an array can be identified; masks and constants have
 fewer."""
@@ -47,11 +47,11 @@ class Operation:
     source: tuple[str, ...]
     """`file:line (function)` of the frames outside of libraries, innermost first."""
     parents: tuple[int, ...]
-    """Indices of the operations that computed the operands of this one."""
+    """Indices of the operations that computed the operands of this operation."""
     mark: str | None = None
     """Name of the mark (`checkpoint_name`); None if the operation is no mark."""
     fed: bool = False
-    """Whether the mark's value was replaced by the other program's value."""
+    """Whether the value of the mark was replaced by the other program's value."""
     narrow: bool = False
     """Whether the program computes the result in a dtype narrower than float32."""
 
@@ -70,7 +70,7 @@ class Recorder:
 
     courses: Mapping[Place, int] = field(default_factory=dict)
     """Branches taken by conditions and numbers of iterations of while loops, by place. Operations
-    inside a condition or while loop are recorded only if it is listed here."""
+    inside a condition or while loop are recorded only if that condition or loop is listed here."""
     operations: list[Operation] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     """First result of each operation."""
@@ -78,7 +78,8 @@ class Recorder:
     """For each condition or while loop that is not in `courses`: the index of its operation, and
     its branch or number of iterations, known once the evaluation has run."""
     times: int = 1
-    """Number of times that the loops around the next operation repeat it, all together."""
+    """Number of times that the next operation runs: the product of the numbers of iterations of the
+    loops around it."""
     _producers: dict[int, int] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
     _calls: list[JaxprEqn] = field(default_factory=list)
@@ -148,11 +149,12 @@ class Recorder:
         self._producers |= {id(x): index for x in outputs}
 
     def _behind(self, index: int) -> tuple[int, ...]:
-        """Return the operations whose result a later operation reads as that of operation `index`.
+        """Return the operations to record as parents of an operation that reads the result of
+        operation `index`: usually `index` alone.
 
-        A mark that was not replaced passes on its operand, whose operation is returned instead:
-        `window` leaves marks out, which would cut off an operation after the mark from those before
-        it.
+        A mark that was not replaced passes on its operand, so the operation that computed the
+        operand is returned instead: `window` leaves marks out, which would cut off an operation
+        after the mark from those before it.
         """
         operation = self.operations[index]
         passed_on = operation.mark is not None and not operation.fed
@@ -209,12 +211,13 @@ def first_unknown(
     known: Iterable[np.ndarray],
     same: float,
 ) -> Unknown | None:
-    """Return the first operation whose result the other program lacks and from which no result is
-    computed that the other program has.
+    """Return the first operation whose result the other program does not compute, and on whose
+    result no later result depends that the other program does compute.
 
-    If a known result is computed from an operation's result, the operation is part of a different
-    algorithm for the same result. An operation that explains a later unknown result (`_implicated`)
-    is preferred to earlier ones that do not. None if there is no operation with source lines.
+    If a result that the other program has depends on an operation's result, the operation is part
+    of a different algorithm for the same result. An operation that explains a later unknown result
+    (`_implicated`) is preferred to earlier ones that do not. None if no such operation has source
+    lines.
 
     Args:
         operations: by index, in order of execution; the last one is known to be wrong.
@@ -254,7 +257,8 @@ def first_unknown(
 def _is_slice(
     parent: int, child: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
 ) -> bool:
-    """Return whether a `jax.lax.scan` reads result `child` in one iteration from `parent`."""
+    """Return whether the result `child` is the slice of the array `parent` that one iteration of a
+    `jax.lax.scan` reads; both are indices of operations."""
     return operations[child].primitive == "scan" and values[child].size < values[parent].size
 
 
@@ -282,7 +286,8 @@ def _implicated(
 
 
 def common_frame(operations: Iterable[Operation]) -> str:
-    """Return the innermost source line that all operations have in their call stack, else "".
+    """Return the innermost source line that all operations have in their call stack; "" if there is
+    none.
 
     Operations without source lines are ignored.
     """

@@ -38,7 +38,8 @@ not 1e-6."""
 
 
 def pool(seed: int, elements: int) -> np.ndarray:
-    """Return a pool of random signs, int8 (elements + SPAN,), for arrays of up to `elements`."""
+    """Return a pool of random signs, int8 of shape (elements + SPAN,), for arrays of up to
+    `elements` elements."""
     bits = np.random.default_rng(seed).integers(0, 2, elements + SPAN, np.int8)
     return (2 * bits - 1).astype(np.int8)
 
@@ -48,7 +49,7 @@ class Signs:
     """Perturbs float64 values by one unit roundoff, up or down."""
 
     pool: Any
-    """Signs, int8 (elements + SPAN,); zeros perturb nothing."""
+    """Signs (1 or -1), int8 of shape (elements + SPAN,); a pool of zeros perturbs nothing."""
     operations: Any = 1.0
     """1 to perturb the result of every operation and all constants, 0 for none."""
     constants: Any = 0.0
@@ -61,7 +62,8 @@ class Signs:
     """Digests of the constants that another program holds bit for bit (`digest`), for which
     `constants` has no effect."""
     turn: Any = 0
-    """Iteration of the enclosing loop; nested loops are combined into one number."""
+    """Number of the current loop iteration, 0 outside of loops; the numbers of nested loops are
+    combined into one."""
     places: Iterator[int] = field(default_factory=itertools.count)
     """Counter that gives each operation a different part of the pool."""
 
@@ -99,7 +101,7 @@ class Signs:
         """Return the operands of an operation, reflected into its domain if values are perturbed.
 
         Operands are returned unchanged if the operation has no bounded domain (`domains.inside`),
-        if one is complex, or if neither operations nor constants are perturbed.
+        if an operand is complex, or if neither operations nor constants are perturbed.
         """
         if (name != "pow" and name not in DOMAINS) or any(jnp.iscomplexobj(x) for x in operands):
             return operands

@@ -153,12 +153,14 @@ def _summands(eqn: JaxprEqn, inputs: list[Any], signs: Signs, unit: float) -> li
 
 
 def _is_real(operand: Any) -> bool:
-    """Return whether an operand is no integer and no bool; a literal has no dtype."""
+    """Return whether an operand of an equation, a variable or literal, is floating-point or
+    complex."""
     return jnp.issubdtype(aval(operand).dtype, jnp.inexact)
 
 
 def _sum_units(terms: int) -> float:
-    """Return the error of a sum of `terms` numbers, in unit roundoffs (`rounding_noise.summed`)."""
+    """Return the root mean square error of a sum of `terms` numbers, in unit roundoffs, relative to
+    their L2 norm (`rounding_noise.summed`)."""
     return math.sqrt(1 + terms / 11)
 
 

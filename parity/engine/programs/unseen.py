@@ -93,16 +93,15 @@ class Seen:
 
 @dataclass(frozen=True)
 class Suspect:
-    """An operation whose result the other program does not compute, and from which no result is
-    computed that the other program has.
+    """An operation whose result the other program does not compute, and on whose result no later
+    result depends that the other program does compute.
 
     Attributes:
         index: index of the operation.
         wrong: booleans in the shape of the operation's result, True at elements that the other
             program lacks or masks differently.
-        partly: whether some elements of the result do occur in the other program.
-        computed: whether some of the elements that do occur are not copied from the operation's
-            operands.
+        partly: whether the other program computes some elements of the result.
+        computed: whether some of these elements are not copied from the operation's operands.
         mask: whether the mask that the operation applies is wrong, rather than its numbers.
     """
 
@@ -121,10 +120,10 @@ class Search:
         operations: operations from the preceding stages to the wrong stage, by index.
         values: results of the operations in float64, by index.
         suspects: suspicious operations, in order of execution.
-        fine: indices of the operations that are not suspicious: their result is correct, or a
-            correct result is computed from it.
+        fine: indices of the operations that are not suspicious: their result is correct, or a later
+            correct result depends on it.
         original: name of the other program in messages.
-        beside: operations in the stages that are correct, whose source lines are taken to be right.
+        beside: operations of stages that are correct; their source lines are taken to be right.
     """
 
     operations: Mapping[int, Operation]
@@ -154,7 +153,7 @@ class Search:
         return suspect.partly and self.operations[suspect.index].primitive not in MOVES
 
     def lines(self) -> list[Line]:
-        """Return the source lines to look at, the most suspicious first, at most `LINES`."""
+        """Return at most `LINES` source lines for the user to check, the most suspicious first."""
         first = self.first
         if first is None:
             found = self._nearest()
@@ -281,7 +280,7 @@ def search(
         values: results of the operations in float64, by index.
         seen: the numbers of the other program, computed from the same inputs.
         original: name of the other program in messages.
-        beside: operations in the stages that are correct, whose source lines are taken to be right.
+        beside: operations of stages that are correct; their source lines are taken to be right.
     """
     wrong = {i: _wrong(i, operations, values, seen) for i in operations}
     right = {
@@ -307,7 +306,8 @@ def search(
 def mask_of(
     index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
 ) -> list[int]:
-    """Return the indices of the boolean operations that a selection's mask depends on, in order."""
+    """Return, sorted, the indices of the operations with boolean results that the mask of selection
+    `index` depends on."""
     inside: set[int] = set()
     waiting = [p for p in operations[index].parents if p in values]
     while waiting:
@@ -380,7 +380,10 @@ def _reach(array: np.ndarray) -> float:
 
 
 def _near(numbers: np.ndarray, array: np.ndarray, reach: float) -> np.ndarray:
-    """Return which elements are within `reach` of some number; `numbers` must be ascending."""
+    """Return which elements of `array` are within `reach` of one of `numbers`, as booleans.
+
+    `numbers` must be ascending.
+    """
     if not numbers.size:
         return np.zeros(np.shape(array), bool)
     at = np.searchsorted(numbers, array)
