@@ -232,7 +232,7 @@ MUTANTS = (
         (
             "rounded_is_equal_silently",
             "weights that went through bfloat16 are matched without a note",
-            'note = f"the {{}} has been through {dtype.name}"',
+            'note = f"the {{}} holds values rounded to {dtype.name}"',
             'note = ""',
             "test_matching.py",
         ),

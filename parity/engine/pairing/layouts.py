@@ -82,7 +82,7 @@ class Layout:
     def text(self) -> str:
         """Describe the layout, such as `reshaped (4, 8, 16) -> (32, 16), transposed (1, 0)`."""
         if self.is_identity:
-            return "as it is"
+            return "unchanged"
         if self.axes == tuple(range(len(self.before))):
             return f"reshaped {self.source} -> {self.target}"
         permuted = tuple(self.before[axis] for axis in self.axes)

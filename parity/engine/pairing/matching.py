@@ -62,7 +62,7 @@ def match_parameters(
     search.by_value(search.original, search.port, Means.VALUE, "")
     for dtype in ROUNDINGS:
         wider_o, wider_p = search.wider(dtype)
-        note = f"the {{}} has been through {dtype.name}"
+        note = f"the {{}} holds values rounded to {dtype.name}"
         if wider_o:
             rounded = search.original.rounded(dtype)
             search.by_value(rounded, search.port, Means.ROUNDED, note.format("port"))

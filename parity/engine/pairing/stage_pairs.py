@@ -72,7 +72,7 @@ class Alignment:
 
     def text(self) -> str:
         """Return the pairs as a table, followed by the stages without a partner."""
-        head = ("port stage", "original stage", "how it lies", "matched by", "distance")
+        head = ("port stage", "original stage", "layout", "matched by", "distance")
         rows = [
             (p.port, p.original, p.layout.text(), p.by, f"{p.distance:.1e}") for p in self.pairs
         ]

@@ -564,8 +564,8 @@ def test_an_alignment_is_written_as_a_table():
     )
     text = Alignment(pairs, {"c": (3,), "e": (2,)}, {"c": (2, 2), "d": (), "e": (1, 2)}).text()
     assert text.split("\n") == [
-        "port stage  original stage  how it lies        matched by  distance",
-        "long.name   a               as it is           value       1.0e-07",
+        "port stage  original stage  layout             matched by  distance",
+        "long.name   a               unchanged          value       1.0e-07",
         "b           other           transposed (1, 0)  order       nan",
         "",
         "only in the port:",

@@ -701,7 +701,7 @@ def kernels(*turned: bool, shape: tuple[int, int] = (4, 4)) -> list[Pair]:
 
 
 def test_the_exception_is_one_of_three_quarters_of_at_least_three():
-    told = {"l.1.kernel": "as it is, where 3 of its kind are transposed (1, 0)"}
+    told = {"l.1.kernel": "unchanged, where 3 of its kind are transposed (1, 0)"}
     assert unlike_others(kernels(True, False, True, True)) == told
     assert unlike_others(kernels(True, False, True)) == {}
     assert unlike_others(kernels(True, False, True, False)) == {}

@@ -1126,7 +1126,7 @@ def test_suspects_are_named_where_something_is_wrong_alone():
     )
     line, *_ = [line for line in both.text().split("\n") if line.startswith("parameter")]
     assert line == (
-        "parameter m.b.kernel: is transposed; as it is, where 3 of its kind are transposed (1, 0)"
+        "parameter m.b.kernel: is transposed; unchanged, where 3 of its kind are transposed (1, 0)"
     )
     # The note of a parameter in another's place says what the pair's layout says, and more.
     moved = reported(

@@ -62,7 +62,7 @@ def document(name: str = "llama", *, holds: bool = False, case: str = "") -> dic
             "only_original": [{"name": "w", "shape": [2, 3], "closest": "b", "note": ""}],
         },
         "alignment": {
-            "pairs": [{"port": "norm", "original": "norm", "layout": "as it is", "by": "value",
+            "pairs": [{"port": "norm", "original": "norm", "layout": "unchanged", "by": "value",
                        "distance": 0.0}],
             "only_port": [],
             "only_original": [{"name": "act", "shape": [], "closest": "", "note": ""}],

@@ -60,7 +60,7 @@ def test_equal_arrays_that_were_rounded_are_equal_after_rounding_alone():
     found = match_parameters(
         {f"l.{n}.w": x for n in range(2)}, {f"l.{n}.w": rounded for n in range(2)}
     )
-    note = "the port has been through bfloat16; one of 2 that are equal"
+    note = "the port holds values rounded to bfloat16; one of 2 that are equal"
     assert stated(found) == {f"l.{n}.w": (f"l.{n}.w", Means.ROUNDED, note) for n in range(2)}
 
 
@@ -74,7 +74,7 @@ def test_what_was_rounded_is_found_beside_what_rounding_leaves_as_it_is(side: st
     )
     (original if side == "port" else port)["alone"] = short
     assert stated(match_parameters(original, port)) == {
-        "v": ("w", Means.ROUNDED, f"the {side} has been through bfloat16")
+        "v": ("w", Means.ROUNDED, f"the {side} holds values rounded to bfloat16")
     }
 
 

@@ -36,7 +36,7 @@ def kernels(count: int, *layouts: Layout) -> list[Pair]:
 
 def test_a_layout_is_odd_among_three_of_four_of_its_kind():
     assert unlike_others(kernels(4, PLAIN)) == {
-        "h.3.kernel": "as it is, where 3 of its kind are transposed (1, 0)"
+        "h.3.kernel": "unchanged, where 3 of its kind are transposed (1, 0)"
     }
     # Two of four make no rule, and neither does one of two.
     assert unlike_others(kernels(4, PLAIN, PLAIN)) == {}
@@ -126,7 +126,7 @@ def test_both_of_one_parameter_are_said_and_pieces_are_left_out():
     assert set(notes) == {"h.0.key.kernel", "h.0.query.kernel"}
     held, lies = notes["h.0.key.kernel"].split("; by name it would be l.0.key.weight; ")
     assert held == "holds l.0.query.weight"
-    assert lies == "as it is, where 6 of its kind are transposed (1, 0)"
+    assert lies == "unchanged, where 6 of its kind are transposed (1, 0)"
     # A half of a parameter lies as whoever fused it chose.
     half = cut((4, 3), (4, 3), 0, 0, 2)
     fused = Piece("l.9.weight", half, PLAIN, whole((2, 3)))

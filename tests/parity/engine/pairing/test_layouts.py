@@ -27,7 +27,7 @@ WEIGHT = (H * d, D)
 HEADS = (B * H, L, d)
 
 CASES = {
-    "as it is": (WEIGHT, lambda x: x),
+    "unchanged": (WEIGHT, lambda x: x),
     "transposed (1, 0)": (WEIGHT, lambda x: x.T),
     "reshaped (32, 16) -> (4, 8, 16)": (WEIGHT, lambda x: x.reshape(H, d, D)),
     "reshaped (32, 16) -> (4, 8, 16), transposed (2, 0, 1)": (
@@ -203,8 +203,8 @@ def test_a_layout_of_as_many_axes_tells_each_shape_that_it_goes_through():
 @pytest.mark.parametrize(
     ("layout", "text"),
     [
-        (Layout((2, 3), (6,), (0,), (2, 3)), "as it is"),
-        (Layout((6,), (2, 3), (0, 1), (6,)), "as it is"),
+        (Layout((2, 3), (6,), (0,), (2, 3)), "unchanged"),
+        (Layout((6,), (2, 3), (0, 1), (6,)), "unchanged"),
         (Layout((6,), (2, 3), (0, 1), (2, 3)), "reshaped (6,) -> (2, 3)"),
         (Layout((2, 3), (2, 3), (0, 1), (3, 2)), "reshaped (2, 3) -> (3, 2)"),
         (Layout((4, 9), (4, 3, 3), (0, 2, 1), (4, 9)), None),
@@ -216,7 +216,7 @@ def test_a_layout_is_the_identity_where_shape_and_order_stay(layout: Layout, tex
     x = np.arange(math.prod(layout.source)).reshape(layout.source)
     stays = layout(x).shape == x.shape and np.array_equal(layout(x), x)
     for each in (layout, layout.reversed):
-        assert each.is_identity == stays == (each.text() == "as it is")
+        assert each.is_identity == stays == (each.text() == "unchanged")
     assert text is None or layout.text() == text
 
 

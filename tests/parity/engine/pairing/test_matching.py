@@ -182,7 +182,7 @@ def test_what_has_been_through_a_narrow_format_is_told(dtype, narrow):
     matching = match_parameters(original, port)
     assert mapping(matching) == truth(flax_like_names(original))
     assert {pair.means for pair in matching.pairs} == {Means.ROUNDED}
-    note = f"the {narrow} has been through {np.dtype(dtype).name}"
+    note = f"the {narrow} holds values rounded to {np.dtype(dtype).name}"
     assert {pair.note for pair in matching.pairs} == {note}
 
 
@@ -477,7 +477,7 @@ def test_a_kernel_that_is_not_transposed_is_told():
     port[name] = original["model.layers.1.self_attn.q_proj.weight"]
     notes = {p.port: p.note for p in match_parameters(original, port).pairs if p.note}
     assert notes.keys() == {name}
-    assert notes[name].startswith("as it is, where ")
+    assert notes[name].startswith("unchanged, where ")
     assert notes[name].endswith("are transposed (1, 0)")
 
 

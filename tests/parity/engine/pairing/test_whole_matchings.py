@@ -75,7 +75,7 @@ PAIRS = {
     "near.kernel": (f"near.weight{TURNED}", Means.NEAR, None),
     "row.kernel": (f"row.weight{TURNED}", Means.SLICE, "differs in columns 2"),
     "narrow.kernel": (
-        f"narrow.weight{TURNED}", Means.ROUNDED, "the port has been through bfloat16",
+        f"narrow.weight{TURNED}", Means.ROUNDED, "the port holds values rounded to bfloat16",
     ),
     "table.kernel": (
         "table.weight[0:6]", Means.VALUE,
@@ -129,7 +129,7 @@ def test_the_other_way_round_rounding_and_ties_are_the_original_s():
     found = match_parameters(PORT, {n: x for n, x in ORIGINAL.items() if n != "table.weight"})
     pairs = stated(found)
     assert pairs["narrow.weight"] == (
-        f"narrow.kernel{TURNED}", Means.ROUNDED, "the original has been through bfloat16",
+        f"narrow.kernel{TURNED}", Means.ROUNDED, "the original holds values rounded to bfloat16",
     )  # fmt: skip
     # One of the original under two names of the port: each says so of the other.
     assert pairs["emb.weight"] == ("embed.embedding", Means.VALUE, "tied with head.weight")
