@@ -24,7 +24,7 @@ MEASURED = 'docs/speed.md "bfloat16"'
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """Formats that the matrix units of a device multiply, and its memory.
+    """Number formats that a device's matrix units multiply, and the size of the device's memory.
 
     Attributes:
         name: such as "compute capability 9.0", "gfx942", "TPU v5e" or "CPU".
@@ -48,7 +48,7 @@ class Capability:
 
 
 def cuda(major: int, minor: int) -> Capability:
-    """Return the formats of CUDA compute capability `major.minor`.
+    """Return the formats that GPUs of CUDA compute capability `major.minor` multiply.
 
     A later capability has all formats of the earlier ones.
     """
@@ -64,9 +64,9 @@ def cuda(major: int, minor: int) -> Capability:
 
 
 def tpu(generation: int, variant: str = "") -> Capability:
-    """Return the formats of a TPU generation: bfloat16 since v2, float8 at double rate since v7.
+    """Return the capability of a TPU generation: bfloat16, and from v7 on float8 at double rate.
 
-    `variant`, such as "e" in v5e, is only part of the name.
+    `variant`, such as "e" in v5e, appears in the name only; it changes no format.
     """
     return Capability(f"TPU v{generation}{variant}", TPU, bf16=True, fp8=generation >= 7)
 

@@ -31,7 +31,8 @@ class Advice:
     """Recommended training precision.
 
     Attributes:
-        precision: `UNKNOWN`, or one or two dtypes as text.
+        precision: `UNKNOWN`, or text with one or two dtypes, such as "bfloat16" or "bfloat16, then
+            float8 after initial convergence".
         reason: the deciding property of the device.
         source: sources of the recommendation and of the table of formats, joined by "; "; "none"
             for an unknown device.

@@ -46,8 +46,8 @@ PROGRAMS: Mapping[str, Callable[..., tuple[Row, ...]]] = {
     "torch_autocast": partial(_torch, PLAIN, "autocast"),
     "torch_bfloat16": partial(_torch, PLAIN, "bfloat16"),
 }
-"""Functions that compute today's rows, by name of the committed table: two of this project's model,
-two of the torch reference."""
+"""Functions that compute the current rows, by name of the committed table: two tables of this
+project's model, two of the torch reference."""
 
 
 @dataclass(frozen=True, slots=True)

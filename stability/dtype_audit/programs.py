@@ -22,7 +22,7 @@ from stability.dtype_audit.rows import Row, aggregated
 from stability.dtype_audit.scopes import announced
 
 BATCH = 2
-"""Rows of the audited batch: at least two, so that the program sums over the batch."""
+"""Number of sequences in the audited batch: at least two, so that the program sums over them."""
 
 
 def audit_function(
@@ -38,7 +38,7 @@ def audit_function(
         compiled: whether to compile too, for the rows of the view `hlo`; it takes seconds.
 
     Returns:
-        Rows of both views, aggregated.
+        Rows of both views; operations that differ only in their source line share a row.
     """
     array = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
     dynamic, static = eqx.partition(args, lambda leaf: isinstance(leaf, array))
@@ -74,7 +74,7 @@ def audit_step(
 def audit_model(model: MegalodonForCausalLM, *, compiled: bool = True) -> tuple[Row, ...]:
     """Return the audit table of a Megalodon's loss and gradient, on a padded batch.
 
-    Each row has two full chunks and a short one, which covers every path of a training step.
+    Each sequence has two full chunks and a short one, which covers every path of a training step.
     """
     B, L = BATCH, 2 * model.config.chunk_size + 3
     ids = jax.ShapeDtypeStruct((B, L), jnp.int32)

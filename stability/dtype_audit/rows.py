@@ -47,7 +47,8 @@ class Row:
     """Number of executions, each iteration of a scan counted; for a compiled program, the number of
     instructions in its text."""
     trips: int = 1
-    """Largest product of the lengths of enclosing scans."""
+    """Largest number of executions of one of the operations: the product of the lengths of the
+    scans around it."""
     source: str = ""
     """One of the source lines, relative to the import path."""
 
@@ -101,8 +102,8 @@ class RowChange:
 def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[RowChange, ...]:
     """Return the rows that differ between two tables: added, removed, or changed in count.
 
-    They are sorted by identity. Counts of a compiled program are not compared: they depend on
-    fusion.
+    The changes are sorted by identity. Counts of a compiled program are not compared, since counts
+    depend on fusion.
     """
     left = {row.identity: row for row in aggregated(old)}
     right = {row.identity: row for row in aggregated(new)}

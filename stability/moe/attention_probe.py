@@ -32,9 +32,10 @@ LEAST_RANK = 0.25
 product counts as collapsed. Effective rank is the exponential of the entropy of the singular values
 divided by their sum."""
 MOST_GAIN = 1.5
-"""Largest amplification by the expanding matrix, relative to a random matrix. Amplification is the
-largest singular value divided by the root mean square of all; a random matrix has
-`1 + sqrt(rank / outputs)` (Marchenko-Pastur). Above the limit one direction dominates."""
+"""Largest amplification by the expanding matrix of a low-rank product, relative to a random matrix.
+Amplification is the largest singular value divided by the root mean square of all singular values;
+a random matrix has `1 + sqrt(rank / outputs)` (Marchenko-Pastur). Above the limit one direction
+dominates."""
 OWN = "this project's threshold, stability/moe/attention_probe.py"
 Clip = Callable[[Attention, Float[np.ndarray, " H"]], Attention]
 

@@ -30,7 +30,8 @@ from stability.moe.policy import FP8, policy_findings
 from stability.moe.router_probe import router_findings
 
 NEW_TOKENS, PROMPT = 8, 16
-"""Number of tokens to generate, and of the prompt; enough to test decoding from a cache."""
+"""Number of tokens to generate, and number of tokens in the prompt; enough to test decoding from a
+cache."""
 COPIES = 2.5
 """Memory needed for a model with random weights, relative to its parameters in float32: these are
 drawn, and copied by a cast."""

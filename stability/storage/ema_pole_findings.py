@@ -18,7 +18,8 @@ from stability.storage.simulate import FLOAT32, Gradients, Storage, run
 from stability.storage.update_rules import Optimiser
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-"""Reported quantiles, including both ends: storage affects the longest memory first."""
+"""Reported quantiles over the poles of an EMA. Both ends are included, since storage affects the
+longest memory first."""
 LENGTHS = (4096, 32_768)
 """Sequence lengths of the table in docs/model.md "What float32 gets wrong"."""
 COLLAPSED_SHARE = 0.01

@@ -76,7 +76,7 @@ class Poles:
         return (radius * np.exp(1j * phase).astype(np.complex64)).astype(np.complex128)
 
     def narrow(self, fmt: Format = BF16) -> Poles:
-        """Return the poles of the parameters rounded to `fmt`."""
+        """Return the poles that result if alpha, delta and theta are rounded to `fmt`."""
         rounded = (fmt.round(x).astype(np.float64) for x in (self.alpha, self.delta, self.theta))
         return Poles(self.layer, *rounded)
 

@@ -142,8 +142,8 @@ class Trial:
     def ties(self, other: Trial) -> bool:
         """Whether two remedies share a rank: their fidelities do not differ measurably.
 
-        Remedies that work must also need equal memory, and rounding the present weights to their
-        formats must cost equal errors (`lost_at_start`).
+        If one of the remedies works, both must also need equal memory and have the same error from
+        the first rounding of the weights (`lost_at_start`).
         """
         alike = (self.works, other.works) == (False, False) or (
             (self.bytes, self.lost_at_start) == (other.bytes, other.lost_at_start)

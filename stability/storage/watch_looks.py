@@ -58,7 +58,7 @@ class Followed:
 
 
 def follow(name: str, shape: tuple[int, ...], dtype: str) -> Followed:
-    """Return the leaf with its sampled elements, drawn by `frozen_watch.places`."""
+    """Return a leaf together with its sampled elements, which `frozen_watch.places` chooses."""
     return Followed(name, shape, dtype, places(name, shape, FOLLOWED))
 
 
@@ -83,7 +83,8 @@ class LeafLook(NamedTuple):
     elements: int
     """Number of elements ever due for an update, the denominator of `frozen`."""
     update: float
-    """Root mean square of the change divided by that of the values; NaN if all values are 0."""
+    """Root mean square of the change, divided by the root mean square of the values before the
+    step; NaN if all values are 0."""
 
 
 Take: TypeAlias = Callable[[int, dict[str, Seen], dict[str, str]], None]
@@ -127,7 +128,8 @@ class Watched:
     looks: list[Look] = field(default_factory=list)
     """Stored looks, oldest first."""
     absent: dict[str, str] = field(default_factory=dict)
-    """Reason by name of each leaf that the last look could not measure, or that is not watched."""
+    """Reasons by leaf name, for leaves that the last look could not measure or that are not
+    watched."""
     step: int = 0
     """Step of the newest look."""
     _counts: dict[str, _Count] = field(default_factory=dict)
@@ -197,7 +199,7 @@ class Watched:
         return LeafLook(unchanged, frozen, int(sum(found[n].elements for n in names)), update)
 
     def latest(self) -> dict[str, LeafLook]:
-        """Return the newest look at each leaf that was ever measured."""
+        """Return the newest result by leaf name, for each leaf that was ever measured."""
         newest: dict[str, LeafLook] = {}
         for look in self.looks:
             newest |= look.leaves
