@@ -78,7 +78,10 @@ def measure_heads(
 
 
 def attention_findings(heads: tuple[Heads, ...]) -> list[Finding]:
-    """Return three findings per layer and head: logits in bfloat16 and in float16, and entropy."""
+    """Return three findings per layer and head.
+
+    They judge the error of rounding logits to bfloat16, the same for float16, and the entropy.
+    """
     findings = []
     for layer, found in enumerate(heads):
         rows = zip(found.largest, found.entropy, found.relative, strict=True)

@@ -48,7 +48,7 @@ class Capability:
 
 
 def cuda(major: int, minor: int) -> Capability:
-    """Return the formats that GPUs of CUDA compute capability `major.minor` multiply.
+    """Return the `Capability` of GPUs with CUDA compute capability `major.minor`.
 
     A later capability has all formats of the earlier ones.
     """
@@ -64,7 +64,7 @@ def cuda(major: int, minor: int) -> Capability:
 
 
 def tpu(generation: int, variant: str = "") -> Capability:
-    """Return the capability of a TPU generation: bfloat16, and from v7 on float8 at double rate.
+    """Return the `Capability` of a TPU generation: bfloat16, and from v7 on float8 at double rate.
 
     `variant`, such as "e" in v5e, appears in the name only; it changes no format.
     """
@@ -123,7 +123,7 @@ _TPU_NAMES = (
 
 
 def capability_of(device: Any) -> Capability | None:
-    """Return the formats that a device multiplies in hardware, or None for an unknown device.
+    """Return the `Capability` of a device (formats and memory), or None for an unknown device.
 
     Args:
         device: a device of `jax.devices()`, looked up by its `compute_capability` or, if that is

@@ -196,7 +196,10 @@ def decays(name: str, shape: tuple[int, ...], megalodon: bool) -> bool:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a leaf: its path with * for numbers, as `model.layers.*.norm.weight`."""
+    """Return the kind of a leaf: its path with * for numbers, as `model.layers.*.attn.norm.weight`.
+
+    Leaves of one kind are the same array in all layers.
+    """
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
 
 

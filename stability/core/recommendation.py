@@ -23,7 +23,8 @@ _WIDE = "MLA, norms, router and EMA stay wide throughout"
 _MASTERS = "float32 parameters and norms"
 _ADA = "compute capability 8.9"
 _GUIDED = (_ADA, *(f"compute capability {at}" for at in ("8.0", "8.6", "9.0")))
-"""Capabilities of the GPUs that the guide names: RTX 4090, A100, RTX 3090, H100 and H200."""
+"""Names of the capabilities of the GPUs in the stability guide: RTX 4090, A100, RTX 3090, H100,
+H200."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ BATCH = 2
 def audit_function(
     function: Callable[..., Any], *args: Any, compiled: bool = True
 ) -> tuple[Row, ...]:
-    """Return the audit table of a function: rows of its jaxpr and of its compiled program.
+    """Return the dtype audit table of a function: rows of its jaxpr and of its compiled program.
 
     Rows have module paths only for models in `args` that `scopes.announced` returned.
 
@@ -72,7 +72,7 @@ def audit_step(
 
 
 def audit_model(model: MegalodonForCausalLM, *, compiled: bool = True) -> tuple[Row, ...]:
-    """Return the audit table of a Megalodon's loss and gradient, on a padded batch.
+    """Return the dtype audit table of a Megalodon's loss and gradient, on a padded batch.
 
     Each sequence has two full chunks and a short one, which covers every path of a training step.
     """
@@ -83,7 +83,7 @@ def audit_model(model: MegalodonForCausalLM, *, compiled: bool = True) -> tuple[
 
 
 def audit_config(config: MegalodonConfig, *, compiled: bool = True) -> tuple[Row, ...]:
-    """Return the audit table of a configuration, shrunk to one layer and small sizes.
+    """Return the dtype audit table of a configuration, shrunk to one layer and small sizes.
 
     Dtypes do not depend on sizes. All other fields of the configuration are kept.
     """
@@ -113,7 +113,7 @@ def shrunk(config: MegalodonConfig) -> MegalodonConfig:
 def dtype_findings(
     config: MegalodonConfig, *, policy: Policy | None = None, compiled: bool = True
 ) -> list[Finding]:
-    """Return the findings of the policy on a configuration: violations, and OK for rules that hold.
+    """Return findings on a configuration by the dtype policy: violations, and OK for other rules.
 
     Args:
         config: the configuration.

@@ -25,7 +25,10 @@ COLUMNS = ("view", "phase", "module", "family", "op", "inputs", "output", "accum
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All operations of one name, in one view, module and phase, with equal dtypes."""
+    """Row of the dtype audit: operations of one name, view, module and phase with equal dtypes.
+
+    The view is the form of the program: its jaxpr, its compiled HLO, or calls dispatched by torch.
+    """
 
     view: View
     phase: Phase
@@ -89,7 +92,7 @@ def aggregated(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """One difference between two tables."""
+    """One row that differs between two tables of the dtype audit."""
 
     kind: Literal["added", "removed", "changed"]
     row: Row

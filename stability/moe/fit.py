@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class Trained:
-    """A finished run.
+    """A training run: its options and results.
 
     Attributes:
         options: options of the training.
@@ -90,7 +90,7 @@ def fit(
         options: options of the run.
         folder: folder for options, checkpoints and losses.
         say: called with a line of progress text.
-        start: initial parameters; None draws them from the seed. A continued run ignores them.
+        start: initial parameters; None draws them from the seed. A continued run ignores `start`.
 
     Raises:
         ValueError: the folder holds a run with other options.
@@ -166,9 +166,9 @@ def emergency(
 ) -> Trained:
     """Resume an unstable run with `Options.emergency`, from its best checkpoint.
 
-    The optimiser's moments start from 0, since the stored ones hold unstable gradients. The
-    schedule restarts too, from a rate of 0. The folder of the original run is not changed, except
-    that the new run is in it by default.
+    The optimiser's moments start from 0, since the stored moments come from unstable gradients. The
+    schedule restarts too, from a learning rate of 0. The folder of the original run is not changed,
+    except that by default the folder of the new run is created in it.
 
     Args:
         folder: folder of the unstable run.

@@ -81,6 +81,7 @@ def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.
     """Return a backend's (three products, rotated operands, stochastically rounded operands).
 
     The products are the forward product, the input gradient and the weight gradient.
+
     The rotated operands are None if the backend does not rotate; the stochastically rounded
     operands are None if the backend does not round stochastically. A single program computes
     everything, which saves compilations.
@@ -94,7 +95,7 @@ def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.
 def _truth(
     backend: Backend, x: np.ndarray, weight: np.ndarray, dy: np.ndarray, rotation: Any, draws: Any
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the operands of the three products in float64, (rows, k) and (columns, k).
+    """Return the float64 operands of the three products: three pairs (rows, k) and (columns, k).
 
     `rotation` and `draws` are the backend's rotated and stochastically rounded operands, or None.
     """

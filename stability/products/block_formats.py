@@ -121,7 +121,7 @@ def _cast(x: Any, fmt: Format) -> np.ndarray:
 
 
 def _to_24_bits(x: Any) -> np.ndarray | np.floating:
-    """Round to 24 significant bits as float32, but without its limits on the exponent."""
+    """Round to 24 significant bits, as float32 does, without float32's limits on the exponent."""
     fraction, exponent = np.frexp(x)
     return np.ldexp(np.rint(fraction * 2.0**24), exponent - 24)
 

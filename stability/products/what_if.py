@@ -97,7 +97,7 @@ class Cost:
 
     @property
     def graver(self) -> tuple[bool, float]:
-        """Sort key, the largest for the worst cost; unmeasured costs are the worst."""
+        """Sort key (not measured, `fraction`): the worst cost has the largest key."""
         return not self.measured, self.fraction
 
 

@@ -23,7 +23,7 @@ from parity.engine.programs.instrument import capture
 from stability.core.reduced import reduced_loss
 
 PARAMETER, INPUT = "parameter/", "input/"
-"""Prefixes of the names of a step's inputs: the model's parameters, and all other arguments."""
+"""Prefixes of the names of a step's inputs: of the model's parameters, and of other arguments."""
 # Constants of the finaliser of MurmurHash3 (32 bits), which is a bijection of 32-bit integers: two
 # arrays that differ in one element of at most 32 bits always have different digests.
 FIRST, SECOND = 0x85EBCA6B, 0xC2B2AE35

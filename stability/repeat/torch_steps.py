@@ -225,6 +225,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 class Steps:
     """Digests of the running step, and the file to which they are written.
+
     Attributes:
         number: number of the running step; a loop may set it between steps.
     """

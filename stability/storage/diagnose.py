@@ -431,6 +431,7 @@ def _walk(
     """Read every leaf once: sample it and predict its frozen fraction, or add a finding why not.
 
     `step` is called with the number of leaves read so far.
+
     Raises:
         ValueError: a leaf cannot be read, or none can be probed.
     """

@@ -24,10 +24,11 @@ from stability.core.parameter_leaves import seed_of
 from stability.storage.survival import FROZEN_SHARE, REMEDY, SOURCE
 
 FOLLOWED = 256
-"""Largest number of elements sampled per leaf: a fraction of 256 elements has a standard error of
-at most 3 %."""
+"""Largest number of elements sampled per leaf: a fraction measured on 256 elements has a standard
+error of at most 3 %."""
 PATIENCE = 100
-"""Default number of steps with a nonzero gradient after which an unchanged element is frozen."""
+"""Default number of steps with nonzero gradient after which an unchanged element counts as
+frozen."""
 
 
 class Watch(NamedTuple):

@@ -147,9 +147,9 @@ class _Sums:
     def rows(self, count: int, signal: float) -> RowGradients:
         """Return the statistics after `count` batches; `signal` is assumed if there is only one.
 
-        For gradients of signal s, the squared mean over B batches is s^2 + (1 - s^2) / B times the
-        mean square. The equation is solved for s after both are summed over all sampled elements: a
-        single element has too few batches for an estimate.
+        For gradients of signal s, the squared mean over B batches is on average
+        (s^2 + (1 - s^2) / B) times the mean square. The equation is solved for s after both sides
+        are summed over all sampled elements: B values of a single element are too few.
         """
         total = float(np.sum(self.sampled))
         if count > 1 and total:

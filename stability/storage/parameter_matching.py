@@ -110,6 +110,7 @@ def _in_order(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed)
     """Return the part common to all assignments that keep the leaves' order within each group.
 
     None if there is no such assignment.
+
     The search walks through the leaves; its state is the position reached in every group. States
     reachable from the start are computed forward, then filtered backward to those that reach the
     end. Each remaining step is part of a fitting assignment.

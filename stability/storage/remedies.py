@@ -23,7 +23,8 @@ ENOUGH = 0.05
 """Largest |fidelity - 1| of a remedy that works. A fidelity of 0.95 acts like a learning rate 5 %
 too small, and learning rates are rarely tuned to 5 %."""
 ERRORS = 2.0
-"""Standard errors within which two fidelities count as equal: a 95 % interval."""
+"""Number of standard errors (of their difference) within which two fidelities count as equal: a
+95 % interval."""
 STEPS, SIZE = 1000, 1024
 """Optimiser steps of a trial, and largest number of elements sampled per leaf. In 1,000 steps a
 norm weight at 1 crosses about twenty bfloat16 values, so that the rounding of its end point is

@@ -36,8 +36,8 @@ from stability.storage.narrow_optimisers import (
 from stability.storage.update_rules import GRADIENT_RMS, Optimiser
 
 STEPS, SAMPLE = 200, 2048
-"""Counted optimiser steps, and largest number of elements sampled per leaf. A fraction of 2,048
-elements has a standard error of at most 1.1 %."""
+"""Number of counted optimiser steps (those after `BURN_IN`), and largest number of elements sampled
+per leaf. A fraction measured on 2,048 elements has a standard error of at most 1.1 %."""
 BURN_IN = 100
 """Optimiser steps before the counted ones; they fill the moments and do not change parameters.
 
@@ -163,6 +163,7 @@ class Gradients:
         self, name: str, sampled: np.ndarray, size: int, matrix: bool, known: Known = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return rms and signal of each sampled element of a leaf, both in the shape of `sampled`.
+
         Args:
             name: name of the leaf.
             sampled: the sample; only its shape is used.
@@ -207,7 +208,7 @@ class Simulated(NamedTuple):
         return summary(self.first, self.last, self.intended, self.changed)
 
     def with_gradients(self) -> Simulated:
-        """Return the arrays of the elements with a gradient; of all elements if none has one."""
+        """Return the run of the elements with a gradient; of all elements if there are none."""
         if not self.pushed.any():
             return self
         return Simulated(*(part[self.pushed] for part in self))
@@ -432,7 +433,7 @@ class TallyState(NamedTuple):
 def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Wrap an optimiser to sum up its updates in float32.
 
-    The sum is the displacement of parameters that are not rounded to a format of storage.
+    The sum is the displacement that parameters would have if they were not rounded to a format.
     """
 
     def init(params: Any) -> TallyState:

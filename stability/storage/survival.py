@@ -62,7 +62,7 @@ def half_gap(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
 
 
 def is_lost(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
-    """Return whether p + u, rounded to nearest even, is p for each stored number p, bool."""
+    """Return, for each stored number p, whether p + u rounds back to p (ties to even), bool."""
     u = np.asarray(u, np.float64)
     gap = half_gap(p, u, fmt)
     even = np.rint(np.abs(np.asarray(p, np.float64)) / fmt.spacing(p)) % 2 == 0

@@ -85,7 +85,7 @@ class TorchState:
 
     @property
     def foreign(self) -> bool:
-        """Whether the state belongs to other parameters than the model's, in whatever order."""
+        """Whether the state is another model's: its names or shapes are not those of this model."""
         return bool(self.problem) and not self.ambiguous
 
     def check_settled(self) -> None:
@@ -130,9 +130,9 @@ class TorchState:
         return None
 
     def schedule(self) -> list[str]:
-        """Return a list with one line on learning rates that a schedule has changed; may be empty.
+        """Return a list with one line on changed learning rates; empty if none has changed.
 
-        A rate has changed if a parameter group's `lr` differs from its `initial_lr`.
+        A schedule has changed a rate if the `lr` of a parameter group differs from `initial_lr`.
         """
         rates = {(_number(g["initial_lr"]), _number(g.get("lr"))) for g in self.groups
                  if "initial_lr" in g}  # fmt: skip
@@ -150,9 +150,9 @@ class TorchState:
 
         None if the parameter has no `exp_avg` and `exp_avg_sq`, or they are not finite.
 
-        After t steps the bias-corrected mean is the moment over 1 - beta^t. For gradients of signal
-        s (the fraction that keeps its sign), the squared first moment is on average
-        s^2 + (1 - s^2) n times the second, with
+        After t steps a moment is divided by 1 - beta^t (bias correction). For gradients of signal
+        s (the fraction that keeps its sign), the squared first moment is then on average
+        (s^2 + (1 - s^2) n) times the second moment, with
         n = (1 - beta1) (1 + beta1^t) / ((1 + beta1) (1 - beta1^t)). After one step n is 1, so the
         signal cannot be determined and the default of `simulate.Gradients` is assumed.
         """
@@ -348,6 +348,7 @@ def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[st
     """Identify parameters by the user's list of names, and remove them from `free`.
 
     `free` holds the model's parameters that are not identified yet, by name.
+
     Raises:
         ValueError: the list is not as long as there are unnamed slots, names a parameter that the
             model lacks or that was named before, or one of another shape than the slot's moments.
@@ -379,8 +380,8 @@ def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[st
 OF_FILE = "in the order of the file"
 OF_ARCHITECTURE = "in the order of the architecture in config.json"
 ASSUMED = ", taken as that of the optimiser (`--order` states another, `--gradients` checks)"
-"""Shown if parameters of equal shape exist: no file records in which order the optimiser got them,
-so the order of the file is an assumption."""
+"""Text shown if parameters of equal shape exist: no file records in which order the optimiser got
+them, so the order of the file is an assumption."""
 
 
 def _settled(
@@ -388,6 +389,7 @@ def _settled(
     order: ParameterOrder,
 ) -> _Answer | None:  # fmt: skip
     """Assign the slots without a name to the parameters `free`; None if no assignment fits.
+
     Args:
         states: the optimiser states.
         free: parameters by name, without those that a name in a state identified.

@@ -32,7 +32,7 @@ class JaxLooks:
         step: number of recorded steps.
         skipped: due steps that were not inspected, since all updates were 0 or one was not finite.
         waited: seconds spent waiting for the device to finish the training's own work.
-        remedied: always False (`TorchLooks` needs it). The narrow optimisers return updates that
+        remedied: always False (see `TorchLooks`). In JAX the narrow optimisers return updates that
             are rounded already, so that none is lost when it is applied.
     """
 

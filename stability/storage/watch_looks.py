@@ -23,14 +23,14 @@ from stability.storage.watch_advice import advice
 from stability.storage.whole_run import family_of
 
 EVERY = 100
-"""Default number of optimiser steps between two looks."""
+"""Default number of optimiser steps between two looks (inspected steps)."""
 PATIENCE = 3
-"""An element counts as frozen if an update of it was due at this number of looks, and it did not
-change from the first to the last of them. One look is not enough: an element that alternates
-between two stored numbers is found unchanged half of the time."""
+"""An element counts as frozen if an update of it was due at this number of looks (inspected steps),
+and the element did not change from the first to the last of them. One look is not enough: an
+element that alternates between two stored numbers is found unchanged half of the time."""
 KEPT = 120
-"""Largest number of stored looks. When exceeded, every second one is dropped: the stored document
-of a long run stays small, at half the time resolution."""
+"""Largest number of stored looks. With more, every second look is dropped: the stored document of a
+long run stays small, at half the time resolution."""
 PROBE = "watch"
 SOURCE = 'docs/training.md "Watch a run while it trains"'
 
@@ -73,7 +73,7 @@ class Seen(NamedTuple):
 
 
 class LeafLook(NamedTuple):
-    """Result of one look at one leaf; all elements are sampled ones."""
+    """Result of one look (inspected step) at one leaf; only sampled elements are counted."""
 
     unchanged: float
     """Fraction of the elements due for an update that this step left unchanged."""
@@ -94,7 +94,7 @@ there is no sample."""
 
 @dataclass(frozen=True)
 class Look:
-    """Result of one look at all leaves."""
+    """Result of one look (inspected step) at all leaves."""
 
     step: int
     leaves: Mapping[str, LeafLook]
@@ -138,7 +138,7 @@ class Watched:
     def look(
         self, step: int, seen: Mapping[str, Seen], absent: Mapping[str, str] | None = None
     ) -> Look:
-        """Evaluate a look, store it and return it.
+        """Evaluate a look (inspected step); store the result and return it.
 
         Args:
             step: optimiser steps so far.

@@ -83,7 +83,7 @@ class Missing(NamedTuple):
     shrunk: float = 0.0
     """Fraction by which the requested updates are too short because moments are rounded."""
     noise: float = 0.0
-    """Mean square of random rounding errors, relative to that of the displacement."""
+    """Mean square of random rounding errors, relative to that of the intended displacement."""
 
     @property
     def applied(self) -> float:
@@ -107,7 +107,8 @@ class Family:
     elements: int
     """Number of elements of all leaves."""
     applied: float
-    """Fraction of the intended displacement that is applied, weighted by push."""
+    """Fraction of the intended displacement that is applied: mean over leaves, weighted by push
+    (loss decrease to first order)."""
     cost: float
     """Fraction of the run's total storage cost that this family causes."""
 
@@ -228,6 +229,7 @@ def whole_run(
     """Estimate the cost of narrow storage to a run, and the fraction of it each remedy avoids.
 
     The cost is the additional loss; the module's docstring says how it is estimated.
+
     Args:
         leaves: all trained parameters by name.
         samples: a sample of each leaf's values, as drawn by `simulate.run`.
@@ -290,7 +292,7 @@ class _Estimate:
         return 1 - np.array(list(of_way)) / np.array(costs)
 
     def partial(self, missing: Mapping[str, Missing]) -> bool:
-        """Whether a remedy leaves the fraction lost to rounding unchanged in any leaf.
+        """Whether a remedy leaves the fraction lost to rounding unchanged in at least one leaf.
 
         `missing` is the lost displacement by leaf with the remedy. Leaves that lose nothing without
         a remedy do not count.
@@ -415,6 +417,7 @@ class _Model:
 
     def rounded(self, wrapper: str) -> dict[str, Missing]:
         """Return the lost displacement by leaf, with float32 moments; simulates one leaf per kind.
+
         Args:
             wrapper: key of `simulate.WRAPPERS`, such as "stochastic".
         """
@@ -540,9 +543,9 @@ def _noise(outcome: Simulated, weight: Any) -> float:
 
 
 def _short(gone: np.ndarray, way: np.ndarray) -> float:
-    """Return the missing fraction of the displacement `way` if `gone` was applied, in [0, 1].
+    """Return the fraction of a displacement `way` that is missing if only `gone` was applied.
 
-    0 if `way` is zero everywhere; 1 if the result is NaN.
+    In [0, 1]: 0 if `way` is zero everywhere; 1 if the result is NaN.
     """
     whole = np.abs(way, dtype=np.float64).sum()
     share = float((gone * np.sign(way)).sum() / whole) if whole else 1.0
