@@ -70,7 +70,7 @@ def measure_heads(
     """
     ids = token_ids(ids, "measure_heads")
     if not ids.size:
-        raise ValueError(f"measure_heads: ids are {ids.shape}, expected at least one token.")
+        raise ValueError(f"measure_heads: ids have shape {ids.shape}, expected at least one token.")
     valid = jnp.ones(ids.shape, bool) if mask is None else jnp.asarray(mask, bool)
     documents = documents_of(ids, segment_ids)
     layers = jax.device_get(_measure(model, ids, valid, documents))

@@ -53,7 +53,7 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
     missing = [key for key in KEYS[name] if key not in content]
     if schema != SCHEMA or missing:
         raise ValueError(
-            f"{path.name} has schema {schema!r} and lacks {', '.join(missing) or 'nothing'}, "
+            f"{path.name} has schema {schema!r} and lacks the keys {', '.join(missing) or 'none'}; "
             f"expected schema {SCHEMA} with {', '.join(KEYS[name])}; run `{COMMANDS[name]}`."
         )
     return content

@@ -108,7 +108,7 @@ def load_policy(path: Path | None = None) -> Policy:
     if content.get("version") != VERSION or not content.get("rule"):
         raise ValueError(
             f"dtype policy: {file} has version {content.get('version')!r} and "
-            f"{len(content.get('rule', ()))} rules, expected version {VERSION} and at least one."
+            f"{len(content.get('rule', ()))} rules, expected version {VERSION} and 1 rule or more."
         )
     return Policy(tuple(_rule(entry) for entry in content["rule"]))
 

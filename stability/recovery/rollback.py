@@ -78,7 +78,7 @@ class RecoveryConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"RecoveryConfig: {name}={getattr(self, name)} must be positive.")
         if self.skip_batches < 0:
-            raise ValueError(f"RecoveryConfig: skip_batches={self.skip_batches} must not be < 0.")
+            raise ValueError(f"RecoveryConfig: skip_batches={self.skip_batches} must be >= 0.")
         if not 0.0 < self.factor < 1.0:
             raise ValueError(f"RecoveryConfig: factor={self.factor} must be between 0 and 1.")
 

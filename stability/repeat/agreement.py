@@ -56,7 +56,8 @@ def findings(model: MegalodonForCausalLM, ids: np.ndarray) -> list[Finding]:
     assert known is not None and known.noise_factor is not None
     try:
         wide = replace(ours, logits=_wide(model))
-        # The smaller one: an error that only batches have must not raise its own limit.
+        # The smaller error of batch and single rows: an error that only batches have must not raise
+        # its own limit.
         own = min(change_of(wide, each, ids).largest for each in (ours, _row_by_row(ours)))
         found = {
             BATCH: batch_agreement(ours, ids)[0],

@@ -63,8 +63,8 @@ def digest(x: jax.Array) -> UInt32[Array, "2"]:
         counted = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
         index = index + counted * jnp.uint32(stride % 2**32)
         stride *= x.shape[axis]
-    # A part's positions and the part itself are mixed apart, so that the digest of a torch tensor
-    # takes the positions from a table.
+    # The positions in a part and the number of the part are mixed separately, so that the digest of
+    # a torch tensor takes the mixed positions from a table.
     inside = _mixed((index & (PART - 1)) * jnp.uint32(STEP))
     mixed = inside + _mixed(seed + (index // PART) * jnp.uint32(STEP))
     for word in _words(x):

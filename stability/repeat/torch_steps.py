@@ -201,7 +201,7 @@ def digest_steps(
     with ExitStack() as hooks:
 
         def hooked(register: Any, run: Any, **how: Any) -> None:
-            # A compiler would trace the hook, and so JAX.
+            # torch.compile would trace the hook, including the calls of JAX in it.
             hooks.callback(register(_Hook(torch.compiler.disable(run)), **how).remove)
 
         hooked(model.register_forward_pre_hook, steps.begin, with_kwargs=True)
@@ -263,8 +263,8 @@ class Steps:
         # The first argument is the optimiser itself.
         if any(each is not None for each in (*args[1:2], kwargs.get("closure"))):
             raise ValueError(
-                "digest_steps: the optimiser was called with a closure, whose passes are not "
-                "digested; digest a training whose optimiser takes none"
+                "digest_steps: the optimiser was called with a closure, whose forward passes get "
+                "no digests; digest a training that calls step() without a closure"
             )
         self._parameters()
         for name, parameter in reversed([*self.model.named_parameters()]):

@@ -232,7 +232,7 @@ def _move(target: jax.Array, p: jax.Array) -> jax.Array:
 def _insist(params: Any) -> None:
     if params is None:
         raise ValueError(
-            "update needs the parameters, in whose dtype it rounds: call "
+            "update needs the parameters, since it rounds to their dtypes: call "
             "update(gradients, state, params)."
         )
 

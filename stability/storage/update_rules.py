@@ -229,8 +229,8 @@ def optimiser(name: str, **settings: float) -> Optimiser:
     kind = OPTIMISERS.get(name.lower())
     if kind is None:
         raise ValueError(
-            f"unknown optimiser {name!r}: expected one of {', '.join(OPTIMISERS)}; for another one "
-            "that steps by about its learning rate use adamw or lion."
+            f"unknown optimiser {name!r}: expected one of {', '.join(OPTIMISERS)}; for another "
+            "optimiser whose steps are about as large as its learning rate, use adamw or lion."
         )
     names = {f.name for f in fields(kind)}
     if unknown := sorted(set(settings) - names):
