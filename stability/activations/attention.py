@@ -1,9 +1,8 @@
 """Attention logits and entropy: how large logits get, and over how many keys heads attend.
 
 If logits grow until the softmax puts all weight on one key, training fails. In bfloat16 a logit of
-magnitude x has a rounding error of up to x * 2^-8 (2^-9 just below a power of two). The relative
-error of its softmax weight is the exponential of that, minus 1. Source: docs/formats.md
-"Activations and attention".
+magnitude x has a rounding error e of up to x * 2^-8 (2^-9 just below a power of two). The relative
+error of its softmax weight is exp(e) - 1. Source: docs/formats.md "Activations and attention".
 """
 
 from __future__ import annotations

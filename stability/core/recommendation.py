@@ -1,6 +1,6 @@
 """Recommended training precision for a device, derived from the formats of its matrix units.
 
-Source: docs/mla-moe.md "Precision" and "The stability guide". The guide names five GPUs and allows
+Source: docs/mla-moe.md "Precision" and "The stability guide". This guide names five GPUs and allows
 float16 on all others. Megalodon's moving average remembers for longer than float16's range allows,
 so float16 is never recommended here. Nothing is executed on the device.
 """

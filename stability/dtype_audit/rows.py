@@ -50,8 +50,8 @@ class Row:
     """Number of executions, each iteration of a scan counted; for a compiled program, the number of
     instructions in its text."""
     trips: int = 1
-    """Largest number of executions of one of the operations: the product of the lengths of the
-    scans around it."""
+    """For a jaxpr, the largest number of executions of one of the operations: the product of the
+    lengths of the scans around it; else 1."""
     source: str = ""
     """One of the source lines, relative to the import path."""
 

@@ -60,8 +60,8 @@ class KahanState(NamedTuple):
     inner: Any
     """State of the wrapped optimiser."""
     compensation: dict[str, jax.Array]
-    """Part of the last update that rounding lost, in the leaf's shape, by path of each leaf that is
-    narrower than float32."""
+    """Displacement that rounding has lost so far and that is added to the next update, in the
+    leaf's shape, by path of each leaf that is narrower than float32."""
 
 
 class MasterState(NamedTuple):

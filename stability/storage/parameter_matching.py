@@ -160,7 +160,7 @@ def _moves(
 def _by_shape(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed) -> Match | None:
     """Assign by shapes alone: a slot is certain if exactly one allowed parameter has its shape.
 
-    None if the parameters of a shape are fewer than the slots of that shape.
+    None if there are fewer parameters than slots, in all or of one shape.
     """
     slots = [(slot, number) for number, group in enumerate(groups) for slot in group]
     if len(slots) > len(leaves):
