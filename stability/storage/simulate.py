@@ -433,7 +433,7 @@ class TallyState(NamedTuple):
 def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Wrap an optimiser to sum up its updates in float32.
 
-    The sum is the displacement that parameters would have if they were not rounded to a format.
+    The sum is the intended displacement, that of parameters not rounded to a storage format.
     """
 
     def init(params: Any) -> TallyState:

@@ -196,7 +196,7 @@ class Muon(Optimiser):
         )
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return a normally distributed step for a matrix, AdamW's step for any other leaf.
+        """Return a normally distributed step for a matrix, else a step of constant size `adam_lr`.
 
         The standard deviation is lr times the root mean square of the entries of the orthogonalised
         update: 1 / sqrt(max(out, in)) for an (out, in) matrix, times optax's factor
