@@ -193,7 +193,7 @@ def _remedies(
 def _pinned_dtypes(
     checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
 ) -> ProbeAnswer:
-    """Return findings on the differences of today's dtype audits from the pinned rows.
+    """Return findings on the differences between the current dtype audits and the pinned rows.
 
     Compiled programs are not compared, since compiling is slow. Each table that is not compared in
     full has a note with the reason.

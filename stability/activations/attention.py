@@ -1,9 +1,8 @@
 """Attention logits and entropy: how large logits get, and over how many keys heads attend.
 
 If logits grow until the softmax puts all weight on one key, training fails. In bfloat16 a logit of
-magnitude x has a rounding error of up to x * 2^-8 (2^-9 just below a power of two). The relative
-error of its softmax weight is the exponential of that, minus 1. Source: docs/formats.md
-"Activations and attention".
+magnitude x has a rounding error e of up to x * 2^-8 (2^-9 just below a power of two). The relative
+error of its softmax weight is exp(e) - 1. Source: docs/formats.md "Activations and attention".
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def measure_heads(
     """
     ids = token_ids(ids, "measure_heads")
     if not ids.size:
-        raise ValueError(f"measure_heads: ids are {ids.shape}, expected at least one token.")
+        raise ValueError(f"measure_heads: ids have shape {ids.shape}, expected at least one token.")
     valid = jnp.ones(ids.shape, bool) if mask is None else jnp.asarray(mask, bool)
     documents = documents_of(ids, segment_ids)
     layers = jax.device_get(_measure(model, ids, valid, documents))
@@ -78,7 +77,10 @@ def measure_heads(
 
 
 def attention_findings(heads: tuple[Heads, ...]) -> list[Finding]:
-    """Return three findings per layer and head: logits in bfloat16 and in float16, and entropy."""
+    """Return three findings per layer and head.
+
+    They judge the error of rounding logits to bfloat16, the same for float16, and the entropy.
+    """
     findings = []
     for layer, found in enumerate(heads):
         rows = zip(found.largest, found.entropy, found.relative, strict=True)

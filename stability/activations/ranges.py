@@ -32,8 +32,8 @@ from stability.core.number_formats import by_name
 
 FORMATS = ("bfloat16", "float16")
 HEADROOM = 2.0**-4
-"""Fraction of a format's maximum above which a range gives a warning. Ranges can grow by a factor
-of 16 and more during training."""
+"""Fraction of a format's largest number above which the largest magnitude of an array gives a
+warning. Magnitudes can grow by a factor of 16 and more during training."""
 LOST_SHARE = 0.01
 """Fraction of the nonzero elements that may underflow to 0 without a warning."""
 REPLAY = "replay the step with stability.nonfinite.replay.locate"

@@ -39,7 +39,7 @@ def text_identity() -> dict[str, str]:
     """Return the name of the text (key `text`) and its SHA-256 (key `text_sha256`).
 
     The hash is that of the training bytes followed by the held-out bytes. It depends on the version
-    of Python, whose sources are the text.
+    of Python, since the text is part of CPython.
     """
     text, held_out = read_text()
     digest = hashlib.sha256(text.tobytes() + held_out.tobytes()).hexdigest()
@@ -47,16 +47,16 @@ def text_identity() -> dict[str, str]:
 
 
 def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
-    """Return windows of the text that begin at `starts` (B,), int32 (B, length).
+    """Return the windows of `length` bytes that begin at `starts` (B,): int32 (B, length).
 
-    They are on JAX's default device.
+    The array is on JAX's default device.
     """
     return jnp.asarray(training.windows(text, starts, length))
 
 
 def spread_windows(text: np.ndarray, count: int, length: int) -> jax.Array:
-    """Return windows evenly spaced over the text, int32 (count, length).
+    """Return windows of `length` bytes, evenly spaced over the text: int32 (count, length).
 
-    They are on JAX's default device.
+    The array is on JAX's default device.
     """
     return windows(text, np.linspace(0, len(text) - length, count).astype(int), length)

@@ -89,7 +89,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> CheckpointFiles:
 def _in_module_order(file: Path, leaves: dict[str, Leaf]) -> tuple[dict[str, Leaf], bool]:
     """Return the leaves of a safetensors file or shard index, and whether their order is known.
 
-    If it is known, the leaves are in the module's order.
+    If the second value is True, the leaves are in the order of the module's parameters.
     """
     if not file.name.endswith(".index.json"):
         return leaves, False

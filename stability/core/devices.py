@@ -24,7 +24,7 @@ MEASURED = 'docs/speed.md "bfloat16"'
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """Formats that the matrix units of a device multiply, and its memory.
+    """Number formats that a device's matrix units multiply, and the size of the device's memory.
 
     Attributes:
         name: such as "compute capability 9.0", "gfx942", "TPU v5e" or "CPU".
@@ -48,7 +48,7 @@ class Capability:
 
 
 def cuda(major: int, minor: int) -> Capability:
-    """Return the formats of CUDA compute capability `major.minor`.
+    """Return the `Capability` of GPUs with CUDA compute capability `major.minor`.
 
     A later capability has all formats of the earlier ones.
     """
@@ -64,9 +64,9 @@ def cuda(major: int, minor: int) -> Capability:
 
 
 def tpu(generation: int, variant: str = "") -> Capability:
-    """Return the formats of a TPU generation: bfloat16 since v2, float8 at double rate since v7.
+    """Return the `Capability` of a TPU generation: bfloat16, and from v7 on float8 at double rate.
 
-    `variant`, such as "e" in v5e, is only part of the name.
+    `variant`, such as "e" in v5e, appears in the name only; it changes no format.
     """
     return Capability(f"TPU v{generation}{variant}", TPU, bf16=True, fp8=generation >= 7)
 
@@ -123,7 +123,7 @@ _TPU_NAMES = (
 
 
 def capability_of(device: Any) -> Capability | None:
-    """Return the formats that a device multiplies in hardware, or None for an unknown device.
+    """Return the `Capability` of a device (formats and memory), or None for an unknown device.
 
     Args:
         device: a device of `jax.devices()`, looked up by its `compute_capability` or, if that is

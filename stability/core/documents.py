@@ -1,7 +1,7 @@
 """Documents: committed results of slow measurements, which are not repeated in every run.
 
-A document is a JSON file in `stability/data/`, written by one command (`COMMANDS`). Pages and docs
-show it with the package versions that produced it.
+A document is a JSON file in `stability/data/`, written by one command (`COMMANDS`). A nightly page
+and the docs show the results with the package versions that produced them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
     missing = [key for key in KEYS[name] if key not in content]
     if schema != SCHEMA or missing:
         raise ValueError(
-            f"{path.name} has schema {schema!r} and lacks {', '.join(missing) or 'nothing'}, "
+            f"{path.name} has schema {schema!r} and lacks the keys {', '.join(missing) or 'none'}; "
             f"expected schema {SCHEMA} with {', '.join(KEYS[name])}; run `{COMMANDS[name]}`."
         )
     return content
@@ -77,7 +77,7 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """Write a document atomically; an interruption leaves the old one intact.
+    """Write a document atomically; after an interruption the old file is intact.
 
     Raises:
         FileNotFoundError: the folder does not exist.
@@ -91,7 +91,7 @@ def write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> 
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that influence the numbers, by name."""
+    """Return versions by name: of Python, and of the packages on which measured numbers depend."""
     packages = ("jax", "jaxlib", "equinox", "optax", "numpy")
     return {"python": platform.python_version()} | {n: metadata.version(n) for n in packages}
 

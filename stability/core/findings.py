@@ -47,7 +47,7 @@ class Finding:
     threshold: float
     """Value at which the severity changes; NaN if there is no such value."""
     source: str
-    """Source of the threshold."""
+    """Origin of the threshold, as text: a document and its heading, a file or a paper."""
     message: str
     """The result as a sentence, without the subject."""
     remedy: str = ""

@@ -91,7 +91,7 @@ class Format:
         """Return the distinct values of x rounded to this format, (k,) float64, and their counts.
 
         A 16-bit format has at most 65,536 values. A statistic over the distinct values is therefore
-        exact, and its cost hardly depends on the size of the leaf.
+        exact, and its cost hardly depends on the size of x.
 
         Args:
             x: values of any shape.

@@ -124,7 +124,8 @@ def stored_leaves(tensors: Mapping[str, Tensor]) -> dict[str, Leaf]:
 def leaf_called(name: str, leaves: Mapping[str, Leaf]) -> Leaf | None:
     """Return the leaf of this name, or the only leaf whose name differs by a dotted prefix.
 
-    Wrappers add prefixes: `module.fc.weight` fits `fc.weight`. None if no leaf or several fit.
+    Wrappers add such prefixes: `module.fc.weight` and `fc.weight` are the same parameter. Return
+    None if no leaf fits, or if several fit.
     """
     name = printable(name)
     if name in leaves:
@@ -195,7 +196,10 @@ def decays(name: str, shape: tuple[int, ...], megalodon: bool) -> bool:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of a leaf: its path with * for numbers, `model.layers.*.ffn.norm.weight`."""
+    """Return the kind of a leaf: its path with * for numbers, as `model.layers.*.attn.norm.weight`.
+
+    Leaves of one kind are the same array in all layers.
+    """
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
 
 
@@ -206,8 +210,8 @@ def sample(values: np.ndarray, name: str, size: int, matrix: bool = False) -> np
         values: values of the leaf; two axes if `matrix`.
         name: name of the leaf, which seeds the draw: a leaf always has the same sample.
         size: number of elements to draw; a smaller leaf is returned whole.
-        matrix: whether to return a matrix instead of a vector: the crossings of drawn rows with
-            drawn columns, in the proportions of the leaf.
+        matrix: whether to return a matrix instead of a vector: the submatrix of randomly drawn rows
+            and columns, with about the leaf's ratio of rows to columns.
     """
     rng = np.random.default_rng(seed_of(name))
     if values.size <= size:

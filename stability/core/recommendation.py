@@ -1,6 +1,6 @@
 """Recommended training precision for a device, derived from the formats of its matrix units.
 
-Source: docs/mla-moe.md "Precision" and "The stability guide". The guide names five GPUs and allows
+Source: docs/mla-moe.md "Precision" and "The stability guide". This guide names five GPUs and allows
 float16 on all others. Megalodon's moving average remembers for longer than float16's range allows,
 so float16 is never recommended here. Nothing is executed on the device.
 """
@@ -23,7 +23,8 @@ _WIDE = "MLA, norms, router and EMA stay wide throughout"
 _MASTERS = "float32 parameters and norms"
 _ADA = "compute capability 8.9"
 _GUIDED = (_ADA, *(f"compute capability {at}" for at in ("8.0", "8.6", "9.0")))
-"""Capabilities of the GPUs that the guide names: RTX 4090, A100, RTX 3090, H100 and H200."""
+"""Names of the capabilities of the GPUs in the stability guide: RTX 4090, A100, RTX 3090, H100,
+H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class Advice:
     """Recommended training precision.
 
     Attributes:
-        precision: `UNKNOWN`, or one or two dtypes as text.
+        precision: `UNKNOWN`, or text with one or two dtypes, such as "bfloat16" or "bfloat16, then
+            float8 after initial convergence".
         reason: the deciding property of the device.
         source: sources of the recommendation and of the table of formats, joined by "; "; "none"
             for an unknown device.

@@ -19,12 +19,13 @@ from parity.engine.measure.quantity import LOSS, Quantity, Role
 Reduce = Callable[[jax.Array], jax.Array]
 """Function that maps an array of any shape and dtype to a summary of one fixed shape."""
 Capture = Callable[..., Callable[..., tuple[Any, dict[str, jax.Array]]]]
-"""Function `capture(function, offsets=...)` that makes named intermediates a second result, as
-`parity.engine.programs.instrument.capture` does; offsets are added to the intermediates."""
+"""Function such as `parity.engine.programs.instrument.capture`: `capture(function, offsets=...)`
+returns a function with the arguments of `function` and the results (result of `function`,
+intermediates by name). `offsets`, arrays by name, are added to the intermediates."""
 
 
 def reduced_leaves(tree: Any, reduce: Reduce, prefix: str = "") -> dict[str, jax.Array]:
-    """Return a summary of each array of a tree by `prefix` + dotted path, without PRNG keys."""
+    """Return the summary of each array of a tree, except PRNG keys, by `prefix` + dotted path."""
     return {
         prefix + name: reduce(leaf)
         for name, leaf in named_leaves(tree).items()
@@ -40,15 +41,15 @@ def reduced_loss(
     intermediates: bool = True,
     cotangents: bool = False,
 ) -> Callable[..., tuple[tuple[jax.Array, Any], dict[str, jax.Array]]]:
-    """Return `value_and_grad` of a loss with summaries: ((loss, gradients), summaries).
+    """Return a function (model, *args) -> ((loss, gradients), summaries by name).
 
-    Summaries are named by intermediate, `bar/<intermediate>` for cotangents, `grad/<parameter>` and
-    `loss`, in order of computation. Call the result inside `eqx.filter_jit`.
+    The names of the summaries are intermediates, `bar/<intermediate>` for cotangents,
+    `grad/<parameter>` and `loss`, in order of computation. Call the function in `eqx.filter_jit`.
 
     Args:
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
         reduce: returns the summary of a value.
-        capture: makes named intermediates a second result of a function.
+        capture: makes the intermediates a second result of a function; see `Capture`.
         intermediates: whether to summarise the forward pass too; otherwise only the loss and the
             gradients.
         cotangents: whether to summarise the backward pass by intermediate too. Every cotangent then

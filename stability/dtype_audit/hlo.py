@@ -102,7 +102,7 @@ def parse(text: str) -> Iterator[Instruction]:
 
 
 def _arguments(rest: str) -> str:
-    """Return the text of the operands: up to the parenthesis that closes their list."""
+    """Return the text of the operands: `rest` up to the parenthesis that closes their list."""
     depth = 1
     for at, character in enumerate(rest):
         depth += (character == "(") - (character == ")")

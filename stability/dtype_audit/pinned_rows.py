@@ -46,13 +46,13 @@ PROGRAMS: Mapping[str, Callable[..., tuple[Row, ...]]] = {
     "torch_autocast": partial(_torch, PLAIN, "autocast"),
     "torch_bfloat16": partial(_torch, PLAIN, "bfloat16"),
 }
-"""Functions that compute today's rows, by name of the committed table: two of this project's model,
-two of the torch reference."""
+"""Functions that compute the current rows, by name of the committed table: two tables of this
+project's model, two of the torch reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedRows:
-    """A committed table and the versions that produced it."""
+    """A committed table of the dtype audit, and the versions that produced it."""
 
     name: str
     versions: Mapping[str, str]
@@ -75,7 +75,7 @@ def _version(package: str) -> str:
 
 
 def read_pinned(name: str, folder: Path = FOLDER) -> PinnedRows:
-    """Read a committed table.
+    """Read a committed table of the dtype audit by its name, a key of `PROGRAMS`.
 
     Raises:
         ValueError: there is no table of this name, or its file is unreadable or has another schema.
@@ -98,7 +98,7 @@ def read_pinned(name: str, folder: Path = FOLDER) -> PinnedRows:
 
 
 def write_pinned(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> None:
-    """Write a table to `<name>.json`, one row per line, so that a diff shows changed rows."""
+    """Write a table of the dtype audit to `<name>.json`, one row per line for readable diffs."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join("  " + json.dumps(entry) for entry in to_json(rows))
     head = f' "schema": {SCHEMA},\n "versions": {json.dumps(versions_now(name))},\n'
@@ -119,7 +119,7 @@ def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tupl
 def pinned_findings(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> list[Finding]:
     """Return a finding with the number of changed rows, then one finding per difference.
 
-    The severity of a difference depends on the view:
+    The severity of a difference depends on the view (form of the program) of the row:
 
     - jaxpr: an error if jax and platform are those of the table, since the model then computes in
       other dtypes than were committed; else a warning.

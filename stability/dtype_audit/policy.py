@@ -28,7 +28,7 @@ _RULE_KEYS = {"name", "kind", "severity", "remedy", "dtypes", "allowed", *_SCOPE
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Selection of rows for a rule or an exception; an empty field selects all rows.
+    """Rows of the dtype audit to which a rule or an exception applies; an empty field means all.
 
     Attributes:
         modules: shell patterns for `Row.module`.
@@ -52,7 +52,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule of the policy."""
+    """One rule of the dtype policy."""
 
     name: str
     kind: str
@@ -69,7 +69,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All rules, in the order of the file."""
+    """The dtype policy: all rules, in the order of the file."""
 
     rules: tuple[Rule, ...]
 
@@ -93,7 +93,7 @@ class Policy:
 
 
 def load_policy(path: Path | None = None) -> Policy:
-    """Read a policy file; the committed one if `path` is None.
+    """Read a dtype policy file; the committed file if `path` is None.
 
     Raises:
         ValueError: the file is not a policy, or a rule is invalid: an unknown key, kind, severity
@@ -108,7 +108,7 @@ def load_policy(path: Path | None = None) -> Policy:
     if content.get("version") != VERSION or not content.get("rule"):
         raise ValueError(
             f"dtype policy: {file} has version {content.get('version')!r} and "
-            f"{len(content.get('rule', ()))} rules, expected version {VERSION} and at least one."
+            f"{len(content.get('rule', ()))} rules, expected version {VERSION} and 1 rule or more."
         )
     return Policy(tuple(_rule(entry) for entry in content["rule"]))
 

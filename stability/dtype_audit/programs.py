@@ -22,13 +22,13 @@ from stability.dtype_audit.rows import Row, aggregated
 from stability.dtype_audit.scopes import announced
 
 BATCH = 2
-"""Rows of the audited batch: at least two, so that the program sums over the batch."""
+"""Number of sequences in the audited batch: at least two, so that the program sums over them."""
 
 
 def audit_function(
     function: Callable[..., Any], *args: Any, compiled: bool = True
 ) -> tuple[Row, ...]:
-    """Return the audit table of a function: rows of its jaxpr and of its compiled program.
+    """Return the dtype audit table of a function: rows of its jaxpr and of its compiled program.
 
     Rows have module paths only for models in `args` that `scopes.announced` returned.
 
@@ -38,7 +38,7 @@ def audit_function(
         compiled: whether to compile too, for the rows of the view `hlo`; it takes seconds.
 
     Returns:
-        Rows of both views, aggregated.
+        Rows of both views; operations that differ only in their source line share a row.
     """
     array = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
     dynamic, static = eqx.partition(args, lambda leaf: isinstance(leaf, array))
@@ -72,9 +72,9 @@ def audit_step(
 
 
 def audit_model(model: MegalodonForCausalLM, *, compiled: bool = True) -> tuple[Row, ...]:
-    """Return the audit table of a Megalodon's loss and gradient, on a padded batch.
+    """Return the dtype audit table of a Megalodon's loss and gradient, on a padded batch.
 
-    Each row has two full chunks and a short one, which covers every path of a training step.
+    Each sequence has two full chunks and a short one, which covers every path of a training step.
     """
     B, L = BATCH, 2 * model.config.chunk_size + 3
     ids = jax.ShapeDtypeStruct((B, L), jnp.int32)
@@ -83,7 +83,7 @@ def audit_model(model: MegalodonForCausalLM, *, compiled: bool = True) -> tuple[
 
 
 def audit_config(config: MegalodonConfig, *, compiled: bool = True) -> tuple[Row, ...]:
-    """Return the audit table of a configuration, shrunk to one layer and small sizes.
+    """Return the dtype audit table of a configuration, shrunk to one layer and small sizes.
 
     Dtypes do not depend on sizes. All other fields of the configuration are kept.
     """
@@ -113,7 +113,7 @@ def shrunk(config: MegalodonConfig) -> MegalodonConfig:
 def dtype_findings(
     config: MegalodonConfig, *, policy: Policy | None = None, compiled: bool = True
 ) -> list[Finding]:
-    """Return the findings of the policy on a configuration: violations, and OK for rules that hold.
+    """Return findings on a configuration by the dtype policy: violations, and OK for other rules.
 
     Args:
         config: the configuration.

@@ -25,7 +25,10 @@ COLUMNS = ("view", "phase", "module", "family", "op", "inputs", "output", "accum
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All operations of one name, in one view, module and phase, with equal dtypes."""
+    """Row of the dtype audit: operations of one name, view, module and phase with equal dtypes.
+
+    The view is the form of the program: its jaxpr, its compiled HLO, or calls dispatched by torch.
+    """
 
     view: View
     phase: Phase
@@ -47,7 +50,8 @@ class Row:
     """Number of executions, each iteration of a scan counted; for a compiled program, the number of
     instructions in its text."""
     trips: int = 1
-    """Largest product of the lengths of enclosing scans."""
+    """For a jaxpr, the largest number of executions of one of the operations: the product of the
+    lengths of the scans around it; else 1."""
     source: str = ""
     """One of the source lines, relative to the import path."""
 
@@ -88,7 +92,7 @@ def aggregated(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """One difference between two tables."""
+    """One row that differs between two tables of the dtype audit."""
 
     kind: Literal["added", "removed", "changed"]
     row: Row
@@ -101,8 +105,8 @@ class RowChange:
 def diff(old: Iterable[Row], new: Iterable[Row]) -> tuple[RowChange, ...]:
     """Return the rows that differ between two tables: added, removed, or changed in count.
 
-    They are sorted by identity. Counts of a compiled program are not compared: they depend on
-    fusion.
+    The changes are sorted by identity. Counts of a compiled program are not compared, since counts
+    depend on fusion.
     """
     left = {row.identity: row for row in aggregated(old)}
     right = {row.identity: row for row in aggregated(new)}

@@ -26,7 +26,7 @@ _SCOPE = re.compile(rf"{_MARK}([\w.*]+)")
 
 
 def announced(model: Model) -> Model:
-    """Return a copy of the model in which every Equinox module runs inside a scope of its path.
+    """Return a copy of the model whose Equinox modules each run in a name scope of their own path.
 
     Members of a list or tuple are all called `*`, so that equal layers share one trace. Arrays are
     not copied. A model that is no module and no list, tuple or dict is returned unchanged.

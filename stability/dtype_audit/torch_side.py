@@ -21,7 +21,7 @@ from stability.dtype_audit.scopes import ROOT
 
 MODES: tuple[Mode, ...] = ("autocast", "bfloat16")
 _SAME = {"lm_head": ROOT, "": ROOT}
-"""Module of the JAX model by module of the reference, where the two have different names."""
+"""Name of a module in the JAX model, by its name in the reference, where the names differ."""
 
 
 def audit_torch(config: MegalodonConfig, mode: Mode) -> tuple[Row, ...]:

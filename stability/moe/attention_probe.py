@@ -28,13 +28,14 @@ PROBE = "latent attention"
 TAU = 100.0
 """Attention logit above which QK-clip scales queries and keys down; Kimi K2's threshold."""
 LEAST_RANK = 0.25
-"""Smallest effective rank of a low-rank product, as a fraction of its full rank. Below it the
-product counts as collapsed. Effective rank is the exponential of the entropy of the singular values
-divided by their sum."""
+"""Smallest effective rank of a low-rank product without a warning, as a fraction of its full rank.
+Below it the product counts as collapsed. Effective rank is the exponential of the entropy of the
+singular values divided by their sum."""
 MOST_GAIN = 1.5
-"""Largest amplification by the expanding matrix, relative to a random matrix. Amplification is the
-largest singular value divided by the root mean square of all; a random matrix has
-`1 + sqrt(rank / outputs)` (Marchenko-Pastur). Above the limit one direction dominates."""
+"""Largest amplification by the expanding matrix of a low-rank product without a warning, relative
+to a random matrix. Amplification is the largest singular value divided by the root mean square of
+all singular values; a random matrix has `1 + sqrt(rank / outputs)` (Marchenko-Pastur). Above the
+limit one direction dominates."""
 OWN = "this project's threshold, stability/moe/attention_probe.py"
 Clip = Callable[[Attention, Float[np.ndarray, " H"]], Attention]
 
@@ -115,13 +116,13 @@ def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention
 def clip_findings(
     name: str, attention: Attention, x: Float[Array, "B L D"], tau: float, clip: Clip = qk_clip
 ) -> list[Finding]:
-    """Return a finding on whether clipping reduces larger logits to tau and keeps smaller ones.
+    """Return a finding on whether each head's largest logit S is min(S, tau) after clipping.
 
     Args:
         name: name of the layer.
         attention: attention of the layer.
         x: normalised input of the attention.
-        tau: largest logit after clipping.
+        tau: limit of the logits for the clipping.
         clip: the clipping function to test.
     """
     before = np.asarray(largest_scores(attention, x), np.float64)

@@ -30,10 +30,11 @@ from stability.moe.policy import FP8, policy_findings
 from stability.moe.router_probe import router_findings
 
 NEW_TOKENS, PROMPT = 8, 16
-"""Number of tokens to generate, and of the prompt; enough to test decoding from a cache."""
+"""Number of tokens to generate, and number of tokens in the prompt; enough to test decoding from a
+cache."""
 COPIES = 2.5
-"""Memory needed for a model with random weights, relative to its parameters in float32: these are
-drawn, and copied by a cast."""
+"""Memory needed for a model with random weights, relative to its parameters in float32: the weights
+are drawn, then copied by a cast."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Examination:
         return any(f.severity is Severity.ERROR for f in self.findings)
 
     def text(self) -> str:
-        """Return a summary for a terminal: errors, then warnings, then the number of passes."""
+        """Return a summary for a terminal: errors, warnings, and the number of other findings."""
         order = (Severity.ERROR, Severity.WARNING)
         bad = [f for s in order for f in self.findings if f.severity is s]
         lines = [f"{f.severity.upper()} {f.subject}: {f.message}\n    fix: {f.remedy}" for f in bad]

@@ -49,14 +49,14 @@ Say = Callable[[str], None]
 
 @dataclass
 class Trained:
-    """A finished run.
+    """A training run: its options and results.
 
     Attributes:
         options: options of the training.
         model: the final parameters.
         losses: (index, loss in nats per byte, the router's z-loss) of every computed micro-batch,
-            in order, skipped ones included. The index counts entries: batches passed over at a
-            rollback have none.
+            in order, including micro-batches that the guard skipped. The index counts entries:
+            batches that a rollback passes over are not computed and have no entry.
         held_out: final loss on held-out text without dropout, in nats per byte; NaN before the end.
         events: decisions of the guard in this process; those before a restart are not included.
     """
@@ -90,7 +90,7 @@ def fit(
         options: options of the run.
         folder: folder for options, checkpoints and losses.
         say: called with a line of progress text.
-        start: initial parameters; None draws them from the seed. A continued run ignores them.
+        start: initial parameters; None draws them from the seed. A continued run ignores `start`.
 
     Raises:
         ValueError: the folder holds a run with other options.
@@ -166,9 +166,9 @@ def emergency(
 ) -> Trained:
     """Resume an unstable run with `Options.emergency`, from its best checkpoint.
 
-    The optimiser's moments start from 0, since the stored ones hold unstable gradients. The
-    schedule restarts too, from a rate of 0. The folder of the original run is not changed, except
-    that the new run is in it by default.
+    The optimiser's moments start from 0, since the stored moments come from unstable gradients. The
+    schedule restarts too, from a learning rate of 0. The folder of the original run is not changed,
+    except that by default the folder of the new run is created in it.
 
     Args:
         folder: folder of the unstable run.
@@ -207,9 +207,9 @@ def last_good(
 ) -> tuple[int, int, MLAMoEForCausalLM]:
     """Return (step, next batch, model) of the checkpoint with the lowest held-out loss.
 
-    The step is the number of micro-batches kept, not of updates.
-    In a stable run that is the newest checkpoint, up to noise; in an unstable run an older one.
-    Checkpoints that are unreadable or hold non-finite parameters are skipped.
+    In a stable run this is the newest checkpoint, up to noise; in an unstable run an older one.
+    Checkpoints that are unreadable or hold non-finite parameters are skipped. The step is the
+    number of micro-batches kept until the checkpoint, not of updates.
 
     Raises:
         ValueError: all checkpoints are skipped, or there are none.
@@ -319,7 +319,10 @@ def write_losses(folder: Path, trained: Trained) -> None:
 
 
 def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
-    """Return the checkpoints in a folder, of models of this structure, stored in pytree order."""
+    """Return the store of the checkpoints in `folder`, for models with the structure of `model`.
+
+    Leaves are stored in pytree order, by Equinox.
+    """
 
     def save(path: Path, model: Any, *, step: int, opt_state: Any) -> None:
         path.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ COLUMNS = {
 
 
 def compare_all(which: str, say: Callable[[str], None]) -> list[comparison.Found]:
-    """Compare the five configurations with the reference; return one result per configuration.
+    """Compare five MLA + MoE models with the reference; return one result per model.
 
     Args:
         which: source of the reference's values: "live", "recorded" or "auto".

@@ -35,27 +35,30 @@ from stability.moe.observe import Observed
 
 PROBE = "router"
 MOST_LOAD = 2.5
-"""Largest load of an expert relative to the mean. Common capacity factors are 1.25 to 2 (Switch,
-ST-MoE), so with a larger load they would drop tokens."""
+"""Largest load of an expert without a warning, relative to the mean. Common capacity factors are
+1.25 to 2 (Switch, ST-MoE), so a larger load would drop tokens there."""
 LEAST_ENTROPY = 0.7
-"""Smallest entropy of the load, relative to that of an even load. Below it, more than 30 % of the
-possible information of the choice is unused."""
+"""Smallest entropy of the load without a warning, relative to that of an even load. Below it, more
+than 30 % of the possible information of the choice is unused."""
 MOST_Z = 32.0**2
-"""Largest z-loss: that of router logits near 32, where rounding to bfloat16 changes a score by up
-to 13 %."""
+"""Largest z-loss without a warning: that of router logits near 32, where rounding to bfloat16
+changes a score by up to 13 %."""
 MOST_FLIPS = 0.01
-"""Largest fraction of tokens that go to other experts than a float32 router would choose."""
+"""Largest fraction of tokens without a warning that go to other experts than a float32 router would
+choose."""
 MOST_TIES = 0.5
-"""Largest fraction of near ties: tokens whose choice could change if each score changed by half a
-bfloat16 ULP of the token's largest score. At initialisation all scores are close to each other: 0.2
-was measured on the small size."""
+"""Largest fraction of near ties without a warning: tokens whose experts could change if each score
+changed by half a bfloat16 ULP of the token's largest score. At initialisation all scores are close
+to each other: 0.2 was measured on the small size."""
 EXACT_TIES = 0.01
-"""Largest fraction of exact ties: tokens whose choice depends on the order of experts alone."""
+"""Largest fraction of exact ties without a warning: tokens for which equal scores leave the choice
+to the order of the experts."""
 LEAST_SIGNAL = 0.1
-"""Smallest mean sum of a token's expert weights: a tenth of the contribution of one dense MLP."""
+"""Smallest mean sum of a token's expert weights without a warning: a tenth of the contribution of
+one dense MLP."""
 LEAST_TOKENS = 4.0
-"""Smallest mean number of tokens per expert and batch. With 4, a fraction e^-4 (2 %) of the experts
-gets no token by chance."""
+"""Smallest mean number of tokens per expert and batch without a warning. With 4, a fraction e^-4
+(2 %) of the experts gets no token by chance."""
 BIAS_RATE = 1e-3
 """Update of the selection bias per step: 0.001 as in DeepSeek-V3's report. The bias balances the
 load; it only affects the choice of experts."""
@@ -63,13 +66,13 @@ BIAS_STEPS = 2000
 """Number of tested updates of the bias, all upward, which lead to 2 in exact arithmetic. A bfloat16
 bias stops at 0.5, where half the spacing of the format, 0.00195, exceeds the update of 0.001."""
 BIAS_SHARE = 0.95
-"""Smallest fraction of the exact value that the bias must reach. float32 reaches all of it,
-bfloat16 a quarter."""
+"""Smallest fraction of the exact value that the bias must reach to avoid a warning. float32 reaches
+all of it, bfloat16 a quarter."""
 OWN = "this project's threshold, stability/moe/router_probe.py"
 
 
 def router_findings(observed: Observed) -> list[Finding]:
-    """Return the findings on the router of every layer with experts, and on counting tokens."""
+    """Return findings on the router of every layer with experts, and on integer token counts."""
     findings = []
     for i, block in enumerate(observed.model.model.layers):
         if isinstance(block.mlp, MoE):
@@ -227,7 +230,10 @@ def bias_finding(name: str, dtype: DTypeLike, rate: float = BIAS_RATE) -> Findin
 
 
 def count_finding(count: Callable[[Routing], Array]) -> Finding:
-    """Return a finding on whether `count` counts 1,000 tokens of one expert, in integers."""
+    """Return a finding on whether `count` returns the integer 1,000 for 1,000 tokens of an expert.
+
+    A narrow floating-point counter would stop earlier.
+    """
     tokens = 1000
     one = jnp.zeros((tokens, 1), jnp.float32)
     counted = count(Routing(jnp.zeros((tokens, 2), jnp.float32), one.astype(jnp.int32), one))

@@ -60,10 +60,11 @@ def watched_loss(
     cotangents: bool = False,
     taps: bool | None = None,
 ) -> Callable[..., tuple[tuple[jax.Array, Any], Flags]]:
-    """Return `value_and_grad` of a loss with flags: ((loss, gradients), flags).
+    """Return a function (model, *args) -> ((loss, gradients), flags).
 
-    Flags are named by intermediate, `bar/<intermediate>` for cotangents, `grad/<parameter>` and
-    `loss`, in order of computation. Call the result inside `eqx.filter_jit`.
+    A flag says whether a value is finite. Flags are named by intermediate, `bar/<intermediate>` for
+    cotangents, `grad/<parameter>` and `loss`, in order of computation. Call the function inside
+    `eqx.filter_jit`.
 
     Args:
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
@@ -102,7 +103,7 @@ def finite_findings(flags: Mapping[str, Any]) -> list[Finding]:
 
 
 def in_order(flags: Mapping[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
-    """Return flags sorted by `order`, a list of names; flags that it lacks follow at the end.
+    """Return flags in the order of the names `order`; flags not named there follow at the end.
 
     `parity.megalodon.intermediates.computed` returns the order of computation.
     """

@@ -73,7 +73,7 @@ class Origin:
 def locate(function: Callable[..., Any], *args: Any) -> Origin | None:
     """Return the root cause of the first output that is not finite; None if all are finite.
 
-    Outputs that are not finite because of a constant come last.
+    Outputs that are not finite because of a constant of the program are considered last.
 
     Args:
         function: the failing function, for instance `eqx.filter_grad(loss)`. It is traced here, and

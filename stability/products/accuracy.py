@@ -57,7 +57,7 @@ def gates() -> Iterator[Gate]:
 
 
 def measure(device: str = "cpu") -> Iterator[Measurement]:
-    """Yield the errors of every backend's three products, compared with their tolerances.
+    """Yield the errors of every backend's product and its two gradients, with their tolerances.
 
     Args:
         device: name of the device, as recorded in the measurements; it selects no device.
@@ -78,11 +78,13 @@ def measure(device: str = "cpu") -> Iterator[Measurement]:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.Array) -> Any:
-    """Return a backend's three products, rotated operands, and stochastically rounded operands.
+    """Return a backend's (three products, rotated operands, stochastically rounded operands).
 
-    The rotated operands are None if the backend does not rotate; the stochastically rounded ones
-    are None if it does not round stochastically. A single program computes everything, which saves
-    compilations.
+    The products are the forward product, the input gradient and the weight gradient.
+
+    The rotated operands are None if the backend does not rotate; the stochastically rounded
+    operands are None if the backend does not round stochastically. A single program computes
+    everything, which saves compilations.
     """
     y, pull = jax.vjp(lambda x, weight: gemm(x, weight, name), x, weight)
     rotation = [rotated(a.T) for a in (dy, x)] if backend.rotated else None
@@ -93,7 +95,7 @@ def _step(name: str, backend: Backend, x: jax.Array, weight: jax.Array, dy: jax.
 def _truth(
     backend: Backend, x: np.ndarray, weight: np.ndarray, dy: np.ndarray, rotation: Any, draws: Any
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the operands of the three products in float64, (rows, k) and (columns, k).
+    """Return the float64 operands of the three products: three pairs (rows, k) and (columns, k).
 
     `rotation` and `draws` are the backend's rotated and stochastically rounded operands, or None.
     """

@@ -72,9 +72,9 @@ def mx(x: np.ndarray, mode: str = "ceil", fmt: Format = E4M3, size: int = 32) ->
 
 
 def nvfp4(x: np.ndarray) -> Blocks:
-    """Quantise to NVFP4 to nearest: e2m1 elements, e4m3 scales of 16 elements, one outer scale.
+    """Quantise to NVFP4: e2m1 elements, an e4m3 scale per 16 elements, a scale of the whole tensor.
 
-    See `quantization.formats.nvfp4` for the formulas.
+    Elements are rounded to nearest. See `quantization.formats.nvfp4` for the formulas.
     """
     parts = blocks(x, 16)
     amax = np.max(np.abs(parts), axis=-1)
@@ -121,7 +121,7 @@ def _cast(x: Any, fmt: Format) -> np.ndarray:
 
 
 def _to_24_bits(x: Any) -> np.ndarray | np.floating:
-    """Round to 24 significant bits as float32, but without its limits on the exponent."""
+    """Round to 24 significant bits, as float32 does, without float32's limits on the exponent."""
     fraction, exponent = np.frexp(x)
     return np.ldexp(np.rint(fraction * 2.0**24), exponent - 24)
 

@@ -34,7 +34,8 @@ from stability.products import block_formats
 from stability.products.block_formats import Blocks
 
 LADDER = ("nvfp4", "mxfp8", "bfloat16")
-"""Formats that can be advised, narrowest first; the last if all others exceed their bounds."""
+"""Formats that can be advised, narrowest first. The last is advised if both others exceed their
+bounds."""
 TOKENS = 256
 """Largest number of tokens whose activations are analysed; a sample suffices, since errors and
 fractions are averages over tokens."""
@@ -96,7 +97,7 @@ class Cost:
 
     @property
     def graver(self) -> tuple[bool, float]:
-        """Sort key, the largest for the worst cost; unmeasured costs are the worst."""
+        """Sort key (not measured, `fraction`): the worst cost has the largest key."""
         return not self.measured, self.fraction
 
 

@@ -40,8 +40,9 @@ class Event:
     batch: int
     """Number of the current batch, from 0; batches are never repeated."""
     kind: str
-    """`skip` or `clip` of the step, `auxiliary` loss not finite, `save`, `corrupt` checkpoint,
-    `rollback`, `cut` of the learning rate, `resume` or `stop`."""
+    """`skip` or `clip` (of the step), `auxiliary` (an auxiliary loss is not finite), `save`,
+    `corrupt` (a checkpoint is unreadable), `rollback`, `cut` (of the learning rate), `resume` or
+    `stop`."""
     message: str
 
     def describe(self) -> str:
@@ -77,7 +78,7 @@ class RecoveryConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"RecoveryConfig: {name}={getattr(self, name)} must be positive.")
         if self.skip_batches < 0:
-            raise ValueError(f"RecoveryConfig: skip_batches={self.skip_batches} must not be < 0.")
+            raise ValueError(f"RecoveryConfig: skip_batches={self.skip_batches} must be >= 0.")
         if not 0.0 < self.factor < 1.0:
             raise ValueError(f"RecoveryConfig: factor={self.factor} must be between 0 and 1.")
 
@@ -178,10 +179,10 @@ def guarded_run(
         step: compiled training step, `(model, state, batch) -> (model, state)`; it may donate the
             model and the state.
         model: the initial model.
-        state: `guard(...).init(...)`.
+        state: the initial state of the optimiser wrapped by a guard, `guard(...).init(...)`.
         data: function that maps the number of a batch (from 0) to the batch. The run may skip
             numbers, but asks for no number twice.
-        steps: number of calls of `step` to keep.
+        steps: number of training steps to keep.
         folder: folder of the checkpoints.
         guard_config: the configuration passed to `guard`, for its patience.
         config: settings of saving and recovery; None: the defaults.

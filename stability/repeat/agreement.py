@@ -1,8 +1,9 @@
 """Agreement of a checkpoint's log-probabilities with themselves: in a batch, and token by token.
 
-Training computes whole texts in batches; serving computes one token at a time, of few rows. Both
-sum in other orders, so only rounding may differ. How much rounding changes here is measured: the
-error of the same probabilities against float64. Source: docs/stability.md "Agreement with itself".
+Training computes whole texts in batches; serving computes one token at a time, of few texts. The
+two add in different orders, so only rounding may differ. The measured error of the same
+log-probabilities against float64 says how much rounding changes here. Source: docs/stability.md
+"Agreement with itself".
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ PROBE = "agreement"
 BATCH, STREAM = "a row in a batch", "a text token by token"
 """Subjects of the findings."""
 ROWS, LENGTH = 4, 160
-"""Rows, and tokens per row: more than a chunk of the committed checkpoint, so that a state passes
-from chunk to chunk."""
+"""Number of texts, and tokens per text: more than a chunk of the committed checkpoint, so that a
+state passes from chunk to chunk."""
 SOURCE = 'docs/stability.md "Agreement with itself"'
 
 
 def findings(model: MegalodonForCausalLM, ids: np.ndarray) -> list[Finding]:
-    """Return the largest change of a log-probability in a batch, and token by token, in nats.
+    """Return two findings with the largest change of a log-probability, in nats.
 
-    Each is an ERROR beyond the sum of the tolerances of both runs against float64. A tolerance is
-    the noise factor of logits times the measured error of the model's log-probabilities. What
-    cannot be measured, such as a model whose logits are NaN, is an ERROR too.
+    The first compares a batch with each of its rows alone, the second whole texts with the same
+    texts token by token. A change beyond twice the tolerance against float64 is an ERROR; that
+    tolerance is the noise factor of logits times the measured error of the model's
+    log-probabilities. A change that cannot be measured, such as NaN, is an ERROR too.
 
     Args:
         model: the model.
@@ -54,7 +56,8 @@ def findings(model: MegalodonForCausalLM, ids: np.ndarray) -> list[Finding]:
     assert known is not None and known.noise_factor is not None
     try:
         wide = replace(ours, logits=_wide(model))
-        # The smaller one: an error that only batches have must not raise its own limit.
+        # The smaller error of batch and single rows: an error that only batches have must not raise
+        # its own limit.
         own = min(change_of(wide, each, ids).largest for each in (ours, _row_by_row(ours)))
         found = {
             BATCH: batch_agreement(ours, ids)[0],

@@ -23,14 +23,15 @@ from parity.engine.programs.instrument import capture
 from stability.core.reduced import reduced_loss
 
 PARAMETER, INPUT = "parameter/", "input/"
-"""Prefixes of the names of a step's inputs: the model's parameters, and all other arguments."""
+"""Prefixes of the names of a step's inputs: of the model's parameters, and of other arguments."""
 # Constants of the finaliser of MurmurHash3 (32 bits), which is a bijection of 32-bit integers: two
 # arrays that differ in one element of at most 32 bits always have different digests.
 FIRST, SECOND = 0x85EBCA6B, 0xC2B2AE35
 # 2^32 divided by the golden ratio: neighbouring positions get distant numbers.
 STEP = 0x9E3779B9
 PART = 1 << 15
-"""Number of elements in a part: on a CPU, three arrays of 4 bytes each fit into the cache."""
+"""Number of elements in a part of an array. On a CPU, three arrays of this many 4-byte words fit
+into the cache."""
 
 
 class Digests(eqx.Module):
@@ -39,7 +40,7 @@ class Digests(eqx.Module):
     names: tuple[str, ...] = eqx.field(static=True)
     """Names of the n values."""
     values: UInt32[Array | np.ndarray, "n 2"]
-    """One digest, two 32-bit words, per name; of a training in torch a NumPy array."""
+    """One digest (two 32-bit words) per name; a NumPy array if the training is in torch."""
 
     @classmethod
     def of(cls, found: Mapping[str, jax.Array]) -> Digests:
@@ -62,8 +63,8 @@ def digest(x: jax.Array) -> UInt32[Array, "2"]:
         counted = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
         index = index + counted * jnp.uint32(stride % 2**32)
         stride *= x.shape[axis]
-    # A part's positions and the part itself are mixed apart, so that the digest of a torch tensor
-    # takes the positions from a table.
+    # The positions in a part and the number of the part are mixed separately, so that the digest of
+    # a torch tensor takes the mixed positions from a table.
     inside = _mixed((index & (PART - 1)) * jnp.uint32(STEP))
     mixed = inside + _mixed(seed + (index // PART) * jnp.uint32(STEP))
     for word in _words(x):
@@ -123,20 +124,20 @@ def hashed_loss(
     cotangents: bool = False,
     numbered: Mapping[str, str] | None = None,
 ) -> Callable[..., tuple[tuple[jax.Array, Any], Digests]]:
-    """Return `value_and_grad` of a loss with digests: ((loss, gradients), digests).
+    """Return a function (model, *args) -> ((loss, gradients), digests).
 
-    Digests are named `parameter/...`, `input/...`, by intermediate, `loss`, `bar/<intermediate>`
-    for cotangents and `grad/<parameter>`, in order of computation. Call the result inside
-    `eqx.filter_jit`. XLA no longer fuses across intermediates, so results may differ in their last
-    bits from those of the loss alone: compare only runs with the same options.
+    The names of the digests are `parameter/...`, `input/...`, intermediates, `loss`,
+    `bar/<intermediate>` for cotangents and `grad/<parameter>`, in order of computation. Call the
+    function inside `eqx.filter_jit`. XLA no longer fuses across intermediates, so results may
+    differ in their last bits from those of the loss alone: compare only runs with equal options.
 
     Args:
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
         intermediates: whether to digest values marked by `jax.ad_checkpoint.checkpoint_name` too.
         cotangents: whether to digest the derivative of the loss by each marked value too.
-        numbered: name template by mark that occurs more than once, such as `layers.{}.q` for `q`
-            (see `parity.engine.programs.instrument.capture`). A mark without a template gets `#2`
-            at its second occurrence, such as `q#2`.
+        numbered: templates for the names of marks that occur more than once, by mark, such as
+            `layers.{}.q` for `q` (see `parity.engine.programs.instrument.capture`). Without a
+            template, the second occurrence of `q` is named `q#2`.
     """
     marked = partial(capture, numbered=numbered, once=False)
     step = reduced_loss(loss, digest, marked, intermediates=intermediates, cotangents=cotangents)

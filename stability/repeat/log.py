@@ -153,7 +153,7 @@ def _step(
                 "expected an integer as step, and 16 hexadecimal digits for each of the names above"
             )
     except (KeyError, TypeError, ValueError) as error:
-        raise LogError(f"{path}, line {number} is no step: {error}") from error
+        raise LogError(f"{path}, line {number} holds no step's digests: {error}") from error
     return step, {name: text[16 * i : 16 * i + 16] for i, name in enumerate(names)}
 
 

@@ -75,14 +75,14 @@ def _on_host(x: torch.Tensor) -> tuple[int, int]:
 
 @functools.cache
 def _places() -> np.ndarray:
-    """Return the numbers that tell the positions in a part apart."""
+    """Return one mixed number for each position in a part, uint32 (PART,)."""
     places = np.arange(PART, dtype=np.uint32) * np.uint32(STEP)
     _mix(places, np.empty_like(places))
     return places
 
 
 def _mix(x: np.ndarray, spare: np.ndarray) -> None:
-    """Replace 32-bit words by those of `_mixed`, in place."""
+    """Compute `_mixed` of 32-bit words in place; `spare` is scratch memory of the same shape."""
     for shift, factor in ((16, FIRST), (13, SECOND), (16, None)):
         np.right_shift(x, shift, out=spare)
         np.bitwise_xor(x, spare, out=x)
@@ -93,7 +93,7 @@ def _mix(x: np.ndarray, spare: np.ndarray) -> None:
 def _words_of(x: np.ndarray, nan: np.ndarray | None = None) -> list[np.ndarray]:
     """Return the bits of every element as words of at most 32 bits.
 
-    All NaN get the bits `nan`; None: those of NumPy.
+    Every NaN gets the bits `nan`; None: the bits of NumPy's NaN.
     """
     if np.iscomplexobj(x):
         pair = x.view(f"f{x.itemsize // 2}").reshape(-1, 2)
@@ -201,7 +201,7 @@ def digest_steps(
     with ExitStack() as hooks:
 
         def hooked(register: Any, run: Any, **how: Any) -> None:
-            # A compiler would trace the hook, and so JAX.
+            # torch.compile would trace the hook, including the calls of JAX in it.
             hooks.callback(register(_Hook(torch.compiler.disable(run)), **how).remove)
 
         hooked(model.register_forward_pre_hook, steps.begin, with_kwargs=True)
@@ -213,7 +213,7 @@ def digest_steps(
 
 
 class _Hook(partial):
-    """A hook that copies and pickles of a hooked model have as one that does nothing."""
+    """A hook that is replaced by one that does nothing when the model is copied or pickled."""
 
     def __reduce__(self) -> Any:
         return _Hook, (_nothing,)
@@ -224,7 +224,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 class Steps:
-    """Digests of the running step, and the file that they go to.
+    """Digests of the running step, and the file to which they are written.
 
     Attributes:
         number: number of the running step; a loop may set it between steps.
@@ -239,7 +239,7 @@ class Steps:
         steps is no part of either, nor is a pass that is recomputed during the backward pass."""
 
     def begin(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Add the parameters, unless the step has them, and the model's arguments."""
+        """Add digests of the parameters, unless the step has them, and of the model's arguments."""
         import torch
 
         self.inside = torch.is_grad_enabled()
@@ -259,12 +259,12 @@ class Steps:
         return hook
 
     def end(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Add the gradients, and write the step to the file."""
+        """Add digests of the gradients, write the step's digests to the file, and clear them."""
         # The first argument is the optimiser itself.
         if any(each is not None for each in (*args[1:2], kwargs.get("closure"))):
             raise ValueError(
-                "digest_steps: the optimiser was called with a closure, whose passes are not "
-                "digested; digest a training whose optimiser takes none"
+                "digest_steps: the optimiser was called with a closure, whose forward passes get "
+                "no digests; digest a training that calls step() without a closure"
             )
         self._parameters()
         for name, parameter in reversed([*self.model.named_parameters()]):
@@ -276,18 +276,18 @@ class Steps:
         self.number += 1
 
     def restart(self, number: int) -> None:
-        """Begin a step anew: drop the digests since the last one, such as of a skipped step."""
+        """Begin step `number`; drop digests not written yet, such as those of a skipped step."""
         self.found.clear()
         self.number = number
 
     def _parameters(self) -> None:
-        """Add the parameters, unless the step has them already."""
+        """Add digests of the parameters, unless the step has some digests already."""
         if not self.found:
             for name, parameter in self.model.named_parameters():
                 self._add(PARAMETER + name, parameter)
 
     def _add(self, name: str, value: Any) -> None:
-        """Add the digests of all tensors in a value; its fields are named by index or key."""
+        """Add digests of all tensors in a value; names are extended by index, key or field."""
         import torch
 
         if isinstance(value, torch.Tensor):
@@ -303,7 +303,7 @@ class Steps:
                 self._add(f"{name}.{field.name}", getattr(value, field.name, None))
 
     def _add_tensor(self, name: str, value: torch.Tensor) -> None:
-        """Add the digest of a tensor; a sparse one is its indices and values."""
+        """Add the digest of a tensor; a sparse tensor gets two, of its indices and its values."""
         import torch
 
         if value.layout is torch.sparse_coo and not value.is_meta:
@@ -372,7 +372,7 @@ def digest_callback(path: Path | str, about: Mapping[str, str] | None = None) ->
             self.steps = self.running.enter_context(steps)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            """Number the step as the Trainer does, and drop the values of one that was skipped."""
+            """Number the step as the Trainer does; drop the digests of a step that was skipped."""
             if self.steps is not None:
                 self.steps.restart(state.global_step)
 

@@ -42,8 +42,8 @@ def findings(
     """Return findings on storing a model's adapters in bfloat16, and on merging them into weights.
 
     Args:
-        model: a Megalodon with adapters, stacked or not; only the adapters are trained.
-        optimiser: trains the adapters; AdamW by default.
+        model: a Megalodon with adapters, its layers stacked or not; only the adapters are trained.
+        optimiser: the optimiser that trains the adapters; AdamW by default.
         batches: token ids (steps, B, L) to train on; None uses synthetic gradients.
         steps: number of optimiser steps if gradients are synthetic.
 
@@ -112,7 +112,8 @@ def summary_of(found: Sequence[Finding]) -> list[str]:
 def merged(weight: np.ndarray, adapter: Adapter, fmt: Format = BF16) -> Survival:
     """Return how much of an adapter's change to a weight survives storage in `fmt`.
 
-    `frozen` is the fraction of elements that stay unchanged although the adapter changes them.
+    In the result, `frozen` is the fraction of elements that stay unchanged although the adapter
+    changes them, and `fidelity` is applied change divided by intended change.
 
     Args:
         weight: (out, in); it is rounded to `fmt` first, as the served base model is.

@@ -90,8 +90,8 @@ def report(
 
     Args:
         source: the parameters: anything that `parameter_leaves.leaves_of` accepts (a pytree, a
-            torch state dict, a path), or an opened checkpoint. If its folder has a Megalodon's
-            `config.json`, parameter names are checked against it.
+            torch state dict, a path), or an opened checkpoint. If the checkpoint's folder has a
+            Megalodon's `config.json`, parameter names and shapes are checked against it.
         optimiser: the training optimiser or its name. None: that of the optimiser state stored with
             the parameters, or AdamW if there is no such state.
         settings: optimiser settings by name, such as `lr`; they override those of the stored state.
@@ -108,7 +108,7 @@ def report(
         gradients: distribution of synthetic gradients, where real ones are unknown.
         known: maps the trained parameters to their gradient statistics, as
             `known_gradients.measured` does; None derives them from the optimiser states.
-        schedule: learning rates of the run; None: the optimiser's rate throughout.
+        schedule: learning-rate schedule of the run; None: the optimiser's constant learning rate.
         remedies: remedies to try. Leaves whose names differ only in the layer number are one kind;
             remedies are tried on the leaf of each kind with the largest frozen fraction.
         base: base model for `source`, in any form that `leaves_of` accepts, if `source` is a folder
@@ -203,10 +203,10 @@ def report(
 
 
 def _order(files: CheckpointFiles, names: Sequence[str] | None) -> ParameterOrder:
-    """Return all sources for the order of a checkpoint's parameters.
+    """Return the sources from which the order of a checkpoint's parameters can be derived.
 
-    They are whether its files keep the order, the names given by the user, and the folder, whose
-    config.json may name the architecture.
+    The sources are the order in the files, if they keep the module's order; the names given by the
+    user (`names`); and the folder, whose config.json may name the architecture.
     """
     return ParameterOrder(files.ordered, names, files.folder)
 
@@ -214,7 +214,10 @@ def _order(files: CheckpointFiles, names: Sequence[str] | None) -> ParameterOrde
 def _taken(
     files: CheckpointFiles | None, states: Sequence[TorchState], used: Sequence[StateUse]
 ) -> list[str]:
-    """Return lines for the report on the files and entries used or skipped, and why."""
+    """Return the report's lines on the parts of a checkpoint: which are used or skipped, and why.
+
+    Empty if there is no checkpoint, since the source was a pytree or state dict.
+    """
     if files is None:
         return []
     unused = "; ".join(use.describe() for use in used if use.unused)
@@ -425,7 +428,9 @@ def _walk(
     known: KnownGradients | None,
     step: Callable[[int], None],
 ) -> _Walk:
-    """Read every leaf once: sample it and predict its frozen fraction, or report why not.
+    """Read every leaf once: sample it and predict its frozen fraction, or add a finding why not.
+
+    `step` is called with the number of leaves read so far.
 
     Raises:
         ValueError: a leaf cannot be read, or none can be probed.
@@ -483,7 +488,10 @@ def _nothing_to_probe(leaves: Mapping[str, Leaf]) -> str:
 
 
 def _representatives(good: Mapping[str, Leaf], narrow: Mapping[str, Survival]) -> dict[str, str]:
-    """Return, by kind that has a frozen leaf, the leaf with the largest frozen fraction."""
+    """Return the name of the leaf with the largest frozen fraction, by kind of leaf.
+
+    Kinds of which no leaf has a frozen fraction above `FROZEN_SHARE` are left out.
+    """
     frozen = [n for n, survival in narrow.items() if n in good and survival.frozen > FROZEN_SHARE]
     worst: dict[str, str] = {}
     for name in sorted(frozen, key=lambda n: (-narrow[n].frozen, -good[n].size)):

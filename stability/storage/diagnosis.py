@@ -32,13 +32,13 @@ class StateUse:
     """Why no gradient statistics were derived from the state's moments; empty if they were."""
 
     def describe(self) -> str:
-        """Return a clause for the report: the file of an unused state and the reason."""
+        """Return a clause for the report: the place of an unused state, and why it is unused."""
         return f"{self.place}: state of {self.parameters:,} parameters not used: {self.unused}"
 
 
 SHOWN = 3
-"""Number of best remedies listed per kind of leaf; at most as many failing ones follow. Also the
-largest number of partly frozen kinds named in one line."""
+"""Number of best remedies listed per kind of leaf, and largest number of failing remedies listed
+after them. Also the largest number of partly frozen kinds named in one line."""
 NOTED = FROZEN_SHARE / 5
 """Predicted frozen fraction from which a kind of leaf is listed as partly frozen. It is a fifth of
 the limit for a warning, so that a fraction on its way to the limit is seen early. It decides only
@@ -50,11 +50,12 @@ class Diagnosis:
     """Problems of a checkpoint, worst first, and the effect of each remedy."""
 
     findings: list[Finding]
-    """Sorted by severity, worst first, then by the number of elements concerned."""
+    """Findings, sorted by severity, worst first, then by the number of elements concerned."""
     trials: dict[str, list[Trial]]
     """Trials of remedies, best first, by kind of leaf (its path with * for layer numbers)."""
     representatives: dict[str, str]
-    """Leaf on which the remedies were tried, by kind: the one with the largest frozen fraction."""
+    """Name of the leaf on which the remedies were tried, the one with the largest frozen fraction,
+    by kind of leaf."""
     predictions: dict[str, dict[str, Prediction]]
     """Predictions by leaf name, then format name."""
     basis: list[str]
@@ -103,9 +104,10 @@ class Diagnosis:
         return "\n".join([*lines, *run, *torch, "", *self.basis, f"{self.seconds:.1f} s"])
 
     def _below(self) -> list[str]:
-        """Return one line on kinds of leaf with a frozen fraction that is noted but is no warning.
+        """Return a list with one line on the partly frozen kinds of leaf; empty if there are none.
 
-        The fraction is predicted: elements that no update would change. Empty if there are none.
+        A kind is listed if the predicted frozen fraction of one of its leaves is at least `NOTED`
+        but below `FROZEN_SHARE`, the limit for a warning.
         """
         shares: dict[str, float] = {}
         for f in self.findings:

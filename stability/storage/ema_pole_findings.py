@@ -18,9 +18,11 @@ from stability.storage.simulate import FLOAT32, Gradients, Storage, run
 from stability.storage.update_rules import Optimiser
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-"""Reported quantiles, including both ends: storage affects the longest memory first."""
+"""Reported quantiles over the poles of an EMA. Both ends are included, since storage affects the
+longest memory first."""
 LENGTHS = (4096, 32_768)
-"""Sequence lengths of the table in docs/model.md "What float32 gets wrong"."""
+"""Default sequence lengths in tokens: those of the table in docs/model.md "What float32 gets
+wrong"."""
 COLLAPSED_SHARE = 0.01
 """Largest fraction of poles that never forget (|q| = 1) without a warning. The state of such a pole
 grows with the text, so that 1 % of them matters."""
@@ -41,8 +43,8 @@ def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS
     Args:
         source: pytree, state dict or checkpoint.
         fmt: the storage format to report on.
-        lengths: sequence lengths in tokens, ascending. Phase and float32 errors at the last one
-            are compared with limits; at the others the float32 error is a note.
+        lengths: sequence lengths in tokens, ascending. Phase and float32 errors at the last length
+            are compared with limits; at the other lengths the float32 error is a note.
 
     Raises:
         ValueError: see `find_poles`.

@@ -37,11 +37,11 @@ class Poles:
     layer: str
     """Path of the EMA, such as `model.layers.0.attn.cema`."""
     alpha: np.ndarray
-    """Logits of alpha', (D, N)."""
+    """Stored logits, (D, N); alpha' is their sigmoid."""
     delta: np.ndarray
-    """Logits of delta', (D, N)."""
+    """Stored logits, (D, N); delta' is their sigmoid."""
     theta: np.ndarray
-    """Logits of theta', (D, 1)."""
+    """Stored logits, (D, 1); the phase of pole n is their sigmoid times n / N, in turns a step."""
 
     @property
     def decay(self) -> np.ndarray:
@@ -50,7 +50,7 @@ class Poles:
 
     @property
     def turns(self) -> np.ndarray:
-        """Phase per step in turns, (D, N)."""
+        """Phase per step of each pole, in turns (1 is 2 pi), (D, N)."""
         N = self.alpha.shape[1]
         return np.arange(1, N + 1) * expit(self.theta) / N
 
@@ -76,7 +76,7 @@ class Poles:
         return (radius * np.exp(1j * phase).astype(np.complex64)).astype(np.complex128)
 
     def narrow(self, fmt: Format = BF16) -> Poles:
-        """Return the poles of the parameters rounded to `fmt`."""
+        """Return the poles that result if alpha, delta and theta are rounded to `fmt`."""
         rounded = (fmt.round(x).astype(np.float64) for x in (self.alpha, self.delta, self.theta))
         return Poles(self.layer, *rounded)
 

@@ -24,20 +24,21 @@ from stability.core.parameter_leaves import seed_of
 from stability.storage.survival import FROZEN_SHARE, REMEDY, SOURCE
 
 FOLLOWED = 256
-"""Largest number of elements sampled per leaf: a fraction of 256 elements has a standard error of
-at most 3 %."""
+"""Largest number of elements sampled per leaf: a fraction measured on 256 elements has a standard
+error of at most 3 %."""
 PATIENCE = 100
-"""Default number of steps with a nonzero gradient after which an unchanged element is frozen."""
+"""Default number of steps with nonzero gradient after which an unchanged element counts as
+frozen."""
 
 
 class Watch(NamedTuple):
-    """State of the watch between steps: a pytree of arrays (k,) by parameter name.
+    """State of the watch between steps: three dictionaries of arrays (k,) by parameter name.
 
     k is the number of sampled elements of the parameter.
     """
 
     last: dict[str, Any]
-    """The sampled elements after the last step, float32."""
+    """Values of the sampled elements after the latest step, float32."""
     still: dict[str, Any]
     """Number of steps with a nonzero gradient since the element last changed, int32."""
     pushed: dict[str, Any]
@@ -45,11 +46,11 @@ class Watch(NamedTuple):
 
 
 def places(name: str, shape: tuple[int, ...], most: int = FOLLOWED) -> np.ndarray:
-    """Return the flat indices of the elements of a leaf that the watch samples, ascending.
+    """Return the flat indices (k,) of the elements of a leaf that the watch samples, ascending.
 
-    A leaf of at most `most` elements is sampled whole. From a larger leaf, elements are drawn at
-    random, seeded by its name. Every k-th element instead could be a single column: that happens
-    in a matrix whose width divides k.
+    A leaf of at most `most` elements is sampled whole. From a larger leaf, `most` elements are
+    drawn at random, seeded by the leaf's name. Taking every n-th element instead would sample a
+    single column of a matrix whose width divides n.
     """
     size = math.prod(shape)
     if size <= most:
@@ -59,7 +60,10 @@ def places(name: str, shape: tuple[int, ...], most: int = FOLLOWED) -> np.ndarra
 
 
 def pick(leaf: Any, chosen: np.ndarray) -> Any:
-    """Return elements of a JAX array by flat index, (k,) float32 or float64; works inside jit."""
+    """Return the elements of a JAX array at the flat indices `chosen` (k,); works inside jit.
+
+    The result has shape (k,), and dtype float64 for a float64 array, else float32.
+    """
     leaf = jnp.asarray(leaf)
     # Indexed by axis: flattening an array sharded over several devices would gather all of it.
     part = leaf[np.unravel_index(chosen, leaf.shape)] if leaf.ndim else leaf.reshape(1)
@@ -89,7 +93,7 @@ def start(params: Any) -> Watch:
 
 
 def advance(watch: Watch, params: Any, gradients: Any) -> Watch:
-    """Return the watch after a step, with the counters of each sampled element; works inside jit.
+    """Return the state of the watch after one more step of training; works inside jit.
 
     Args:
         watch: the state before the step.
@@ -152,7 +156,7 @@ class TorchWatch:
         self._handle: Any = None
 
     def findings(self) -> list[Finding]:
-        """Return a warning for every parameter that is frozen now."""
+        """Return a warning for every parameter of which more than half is frozen; see `frozen`."""
         return frozen(self._watch, self._patience)
 
     def remove(self) -> None:

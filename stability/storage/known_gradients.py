@@ -68,7 +68,8 @@ class KnownGradients:
     rows: Mapping[str, RowGradients]
     """Statistics by parameter name; every trained parameter has an entry."""
     source: str
-    """Origin of the gradients, as text that follows the word 'gradients'."""
+    """Origin of the statistics, as text that follows the word "gradients", such as "as in the
+    optimiser state"."""
     remarks: tuple[str, ...] = ()
     """Sentences shown to the user, such as a list of parameters without a gradient."""
 
@@ -88,7 +89,8 @@ def measured(
             gradient may be None.
         leaves: the model's parameters. A parameter without a gradient is taken to be untrained.
         source: origin of the batches, for messages.
-        signal: signal to assume if there is only one batch, which cannot determine it.
+        signal: fraction of a gradient's size that keeps its sign, to be assumed if there is only
+            one batch, which cannot determine it.
 
     Raises:
         ValueError: there is no batch, a batch is of another type, a gradient has another shape than
@@ -127,7 +129,8 @@ def measured(
 
 
 class _Sums:
-    """Sums of a gradient over batches: mean squares by row; values and squares of a sample."""
+    """Sums over batches for one parameter: mean squares of the gradient by row of the parameter,
+    and gradients and squared gradients of sampled elements."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
@@ -144,9 +147,9 @@ class _Sums:
     def rows(self, count: int, signal: float) -> RowGradients:
         """Return the statistics after `count` batches; `signal` is assumed if there is only one.
 
-        For gradients of signal s, the squared mean over B batches is s^2 + (1 - s^2) / B times the
-        mean square. The equation is solved for s after both are summed over all sampled elements: a
-        single element has too few batches for an estimate.
+        For gradients of signal s, the squared mean over B batches is on average
+        (s^2 + (1 - s^2) / B) times the mean square. The equation is solved for s after both sides
+        are summed over all sampled elements: B values of a single element are too few.
         """
         total = float(np.sum(self.sampled))
         if count > 1 and total:

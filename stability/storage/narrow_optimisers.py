@@ -60,7 +60,8 @@ class KahanState(NamedTuple):
     inner: Any
     """State of the wrapped optimiser."""
     compensation: dict[str, jax.Array]
-    """Rounding loss carried to the next step, by path of each narrow leaf, in the leaf's shape."""
+    """Displacement that rounding has lost so far and that is added to the next update, in the
+    leaf's shape, by path of each leaf that is narrower than float32."""
 
 
 class MasterState(NamedTuple):
@@ -117,12 +118,14 @@ def stochastic_rounding(inner: Transform, seed: int = 0) -> Transform:
 
 
 def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Transform:
-    """Wrap an optimiser so that the part of an update lost to rounding enters the next (Kahan).
+    """Wrap an optimiser so that the part of an update lost to rounding is added to the next update.
+
+    This is Kahan summation.
 
     Args:
         inner: the optimiser to wrap.
-        compensation_dtype: dtype of the carried loss. float32 is exact; a 16-bit dtype takes half
-            the memory and rounds the carry.
+        compensation_dtype: dtype of the part carried to the next step. float32 is exact; a 16-bit
+            dtype takes half the memory and rounds the carried part.
 
     Raises:
         ValueError: the compensation's dtype is not a floating-point type.
@@ -161,7 +164,10 @@ def kahan(inner: Transform, compensation_dtype: DTypeLike = jnp.bfloat16) -> Tra
 
 
 def float32_master(inner: Transform) -> Transform:
-    """Wrap an optimiser so that its state has float32 parameters; the model has rounded copies."""
+    """Wrap an optimiser so that its state keeps the parameters in float32.
+
+    After each step the model's parameters are those of the state, rounded to their own dtypes.
+    """
 
     def init(params: Any) -> MasterState:
         return MasterState(inner.init(_wide(params)), _wide(params))
@@ -226,7 +232,7 @@ def _move(target: jax.Array, p: jax.Array) -> jax.Array:
 def _insist(params: Any) -> None:
     if params is None:
         raise ValueError(
-            "update needs the parameters, in whose dtype it rounds: call "
+            "update needs the parameters, since it rounds to their dtypes: call "
             "update(gradients, state, params)."
         )
 
@@ -237,10 +243,10 @@ def _by_leaf(
     moves: Any,
     wide: Callable[[jax.Array, jax.Array], jax.Array] = lambda p, u: u,
 ) -> Any:
-    """Map over the leaves of `params` and of `moves`, a tree of their updates or new values.
+    """Return a tree like `params`, computed leaf by leaf.
 
-    A narrow leaf p gives `move(path, p in float32, u, format)`, any other leaf `wide(p, u)`, where
-    u is the leaf of `moves`.
+    `moves` is a tree like `params` with an update or a new value u for each parameter p. The result
+    is `move(path, p in float32, u, format)` for a p in a narrow format, and `wide(p, u)` otherwise.
     """
 
     def one(path: tuple[Any, ...], p: jax.Array, u: jax.Array) -> jax.Array:

@@ -73,7 +73,7 @@ def audit_state(
 
 
 def audit_global_norm(gradients: Any) -> Finding:
-    """Return a finding on the norm used to clip gradients: `optax.tree.norm` over the true norm.
+    """Return a finding on the norm that clips gradients, `optax.tree.norm` over the true norm.
 
     The true norm is computed in float64. The finding is an error if the ratio differs from 1 by
     more than two rounding errors of the narrowest dtype.

@@ -109,6 +109,8 @@ def copies(groups: Sequence[Group], leaves: Sequence[Leaf]) -> dict[str, str]:
 def _in_order(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed) -> Match | None:
     """Return the part common to all assignments that keep the leaves' order within each group.
 
+    None if there is no such assignment.
+
     The search walks through the leaves; its state is the position reached in every group. States
     reachable from the start are computed forward, then filtered backward to those that reach the
     end. Each remaining step is part of a fitting assignment.
@@ -145,7 +147,10 @@ def _in_order(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed)
 def _moves(
     place: tuple[int, ...], leaf: Leaf, groups: Sequence[Group], allowed: Allowed
 ) -> Iterator[tuple[tuple[int, ...], Slot | None]]:
-    """Yield each choice for a leaf: the positions afterwards, and its slot or None (untrained)."""
+    """Yield (next positions in the groups, slot) for each slot that the leaf may take at `place`.
+
+    The first pair is (`place`, None): the leaf is untrained.
+    """
     yield place, None
     for number, (position, group) in enumerate(zip(place, groups, strict=True)):
         if position < len(group) and group[position].fits(leaf) and allowed(leaf, number):
@@ -153,7 +158,10 @@ def _moves(
 
 
 def _by_shape(groups: Sequence[Group], leaves: Sequence[Leaf], allowed: Allowed) -> Match | None:
-    """Assign by shapes alone: a slot is certain if exactly one allowed parameter has its shape."""
+    """Assign by shapes alone: a slot is certain if exactly one allowed parameter has its shape.
+
+    None if there are fewer parameters than slots, in all or of one shape.
+    """
     slots = [(slot, number) for number, group in enumerate(groups) for slot in group]
     if len(slots) > len(leaves):
         return None

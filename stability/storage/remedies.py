@@ -23,7 +23,8 @@ ENOUGH = 0.05
 """Largest |fidelity - 1| of a remedy that works. A fidelity of 0.95 acts like a learning rate 5 %
 too small, and learning rates are rarely tuned to 5 %."""
 ERRORS = 2.0
-"""Standard errors within which two fidelities count as equal: a 95 % interval."""
+"""Number of standard errors (of their difference) within which two fidelities count as equal: a
+95 % interval."""
 STEPS, SIZE = 1000, 1024
 """Optimiser steps of a trial, and largest number of elements sampled per leaf. In 1,000 steps a
 norm weight at 1 crosses about twenty bfloat16 values, so that the rounding of its end point is
@@ -142,8 +143,8 @@ class Trial:
     def ties(self, other: Trial) -> bool:
         """Whether two remedies share a rank: their fidelities do not differ measurably.
 
-        Remedies that work must also need equal memory, and rounding the present weights to their
-        formats must cost equal errors (`lost_at_start`).
+        If one of the remedies works, both must also need equal memory and have the same error from
+        the first rounding of the weights (`lost_at_start`).
         """
         alike = (self.works, other.works) == (False, False) or (
             (self.bytes, self.lost_at_start) == (other.bytes, other.lost_at_start)

@@ -32,9 +32,10 @@ class Schedule:
     steps: int
     """Number of optimiser steps of the whole run."""
     warmup: int = 0
-    """Initial steps over which the rate grows linearly from 0."""
+    """Number of initial steps over which the learning rate grows linearly from 0."""
     end: float = 0.0
-    """Factor on the largest rate after the last step; ignored for a constant rate."""
+    """Learning rate after the last step divided by the largest rate; ignored for a constant
+    rate."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -36,8 +36,8 @@ from stability.storage.narrow_optimisers import (
 from stability.storage.update_rules import GRADIENT_RMS, Optimiser
 
 STEPS, SAMPLE = 200, 2048
-"""Counted optimiser steps, and largest number of elements sampled per leaf. A fraction of 2,048
-elements has a standard error of at most 1.1 %."""
+"""Number of counted optimiser steps (those after `BURN_IN`), and largest number of elements sampled
+per leaf. A fraction measured on 2,048 elements has a standard error of at most 1.1 %."""
 BURN_IN = 100
 """Optimiser steps before the counted ones; they fill the moments and do not change parameters.
 
@@ -138,7 +138,7 @@ class Gradients:
         return math.sqrt(1.0 - self.signal**2)
 
     def directions(self, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Return the signs d, +1 or -1, as float32."""
+        """Return the signs d, +1 or -1, as float32 of this shape."""
         signs = jax.random.rademacher(jax.random.fold_in(key, 0), shape, jnp.float32)
         return jnp.ones(shape) if self.uphill else signs
 
@@ -162,11 +162,11 @@ class Gradients:
     def of(
         self, name: str, sampled: np.ndarray, size: int, matrix: bool, known: Known = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return rms and signal of each sampled element of a leaf.
+        """Return rms and signal of each sampled element of a leaf, both in the shape of `sampled`.
 
         Args:
             name: name of the leaf.
-            sampled: the sample, for its shape.
+            sampled: the sample; only its shape is used.
             size, matrix: arguments with which `parameter_leaves.sample` drew the sample.
             known: known statistics; a leaf without them gets the defaults of this object.
         """
@@ -204,11 +204,11 @@ class Simulated(NamedTuple):
     """Whether the element has a gradient, bool; only weight decay moves the others."""
 
     def survival(self) -> Survival:
-        """Return the frozen fraction, fidelity and error of the run, over all elements."""
+        """Return the effect of storage on the updates of this run, over all elements."""
         return summary(self.first, self.last, self.intended, self.changed)
 
     def with_gradients(self) -> Simulated:
-        """Return the arrays of the elements with a gradient; of all elements if none has one."""
+        """Return the run of the elements with a gradient; of all elements if there are none."""
         if not self.pushed.any():
             return self
         return Simulated(*(part[self.pushed] for part in self))
@@ -343,7 +343,10 @@ def _run_rows(
     shape: Any,
     storage: Storage,
 ) -> dict[str, Simulated]:
-    """Return the runs of leaves, stacked to `shape`; a sample is (values, gradient rms, signal)."""
+    """Run the leaves stacked in arrays of `shape` (rows, ...); return each leaf's run by name.
+
+    A sample is (values, gradient rms, signal) of one leaf, three arrays of equal shape.
+    """
     rows, rms, signals = (np.zeros(shape, np.float32) for _ in range(3))
     seeds = np.zeros(len(rows), np.uint32)
     for i, (name, (values, *push)) in enumerate(zip(names, samples, strict=True)):
@@ -430,7 +433,7 @@ class TallyState(NamedTuple):
 def tally(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Wrap an optimiser to sum up its updates in float32.
 
-    The sum is the displacement of parameters that are not rounded to a format of storage.
+    The sum is the intended displacement, that of parameters not rounded to a storage format.
     """
 
     def init(params: Any) -> TallyState:
@@ -468,8 +471,9 @@ def with_moments(state: Any, moments: Any) -> Any:
 def _rows(count: int, shape: tuple[int, ...]) -> int:
     """Return the number of rows to compile for `count` leaves: a power of two, at most `ROWS`.
 
-    Surplus rows stay empty. Each number of rows needs a compiled program, which costs more than
-    empty rows. Matrices are the exception; their minimum is 1.
+    Surplus rows stay empty. Each number of rows needs its own compiled program, which costs more
+    than empty rows, so the minimum is `ROWS` for short vectors and 4 for others. It is 1 for
+    matrices, whose empty rows cost more.
     """
     least = 1 if len(shape) > 1 else ROWS if shape == (_SHORT,) else 4
     return min(ROWS, max(least, 1 << (count - 1).bit_length()))
@@ -485,9 +489,10 @@ _SHORT = 128
 
 
 def _scaled(optimiser: Optimiser, whole: tuple[int, ...], part: tuple[int, ...]) -> Optimiser:
-    """Return the optimiser at the rate that makes its step on a part as long as on the whole leaf.
+    """Return the optimiser, its rate changed so that a step on `part` is as long as on `whole`.
 
-    The step of an optimiser such as Muon depends on the shape of the matrix.
+    `whole` is the shape of a leaf, `part` that of its sample. The length of a step of an optimiser
+    such as Muon depends on the shape of the matrix.
     """
     ratio = optimiser.step(whole, False).size / optimiser.step(part, False).size
     return optimiser.with_lr(optimiser.lr * ratio)

@@ -62,7 +62,7 @@ def half_gap(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
 
 
 def is_lost(p: np.ndarray, u: np.ndarray, fmt: Format = BF16) -> np.ndarray:
-    """Return whether p + u, rounded to nearest even, is p for each stored number p, bool."""
+    """Return, for each stored number p, whether p + u rounds back to p (ties to even), bool."""
     u = np.asarray(u, np.float64)
     gap = half_gap(p, u, fmt)
     even = np.rint(np.abs(np.asarray(p, np.float64)) / fmt.spacing(p)) % 2 == 0
@@ -131,10 +131,10 @@ def predict_each(
 
 
 def _parts(leaf: np.ndarray, step: Step, idle: np.ndarray | None) -> list[tuple[np.ndarray, Step]]:
-    """Split a leaf into (values, step): elements with a gradient, and elements that only weight
-    decay moves (`idle`).
+    """Split a leaf into at most two pairs (values, optimiser step of these values).
 
-    Elements that nothing moves, and empty parts, are left out.
+    The first pair has the elements with a gradient, the second those of the `idle` rows, which only
+    weight decay moves. Elements that neither moves, and empty pairs, are left out.
     """
     if idle is None or not np.any(idle):
         parts = [(leaf, step)]
@@ -172,7 +172,10 @@ _BISECTION = 1e-3
 
 
 def _lost_share(p: np.ndarray, step: Step, factor: float, fmt: Format) -> np.ndarray:
-    """Return the lost fraction of each value's steps, in [0, 1], with lr multiplied by `factor`."""
+    """Return, for each value in p, the fraction of its steps that rounding loses, in [0, 1].
+
+    Steps are upward and downward equally often; their size is `step` with lr times `factor`.
+    """
     size, drift = step.size * factor, -step.decay * factor * p
     if not step.normal:
         return np.mean([is_lost(p, sign * size + drift, fmt) for sign in (1.0, -1.0)], axis=0)
@@ -292,7 +295,7 @@ def survival_findings(
 
 
 def numbers_of(narrow: Survival, control: Survival, predicted: Prediction) -> dict[str, float]:
-    """Return predicted frozen fraction, fidelity narrow and in float32, and `min_lr`, by metric."""
+    """Return, by metric: predicted frozen fraction, fidelity (narrow and float32) and `min_lr`."""
     return {
         "predicted_frozen_fraction": predicted.frozen,
         "fidelity": narrow.fidelity,

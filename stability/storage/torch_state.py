@@ -85,7 +85,7 @@ class TorchState:
 
     @property
     def foreign(self) -> bool:
-        """Whether the state belongs to other parameters than the model's, in whatever order."""
+        """Whether the state is another model's: its names or shapes are not those of this model."""
         return bool(self.problem) and not self.ambiguous
 
     def check_settled(self) -> None:
@@ -130,7 +130,10 @@ class TorchState:
         return None
 
     def schedule(self) -> list[str]:
-        """Return a list with one line on rates that a schedule changed; empty if there are none."""
+        """Return a list with one line on changed learning rates; empty if none has changed.
+
+        A schedule has changed a rate if the `lr` of a parameter group differs from `initial_lr`.
+        """
         rates = {(_number(g["initial_lr"]), _number(g.get("lr"))) for g in self.groups
                  if "initial_lr" in g}  # fmt: skip
         moved = sorted((first, now) for first, now in rates if first != now)
@@ -147,9 +150,9 @@ class TorchState:
 
         None if the parameter has no `exp_avg` and `exp_avg_sq`, or they are not finite.
 
-        After t steps the bias-corrected mean is the moment over 1 - beta^t. For gradients of signal
-        s (the fraction that keeps its sign), the squared first moment is on average
-        s^2 + (1 - s^2) n times the second, with
+        After t steps a moment is divided by 1 - beta^t (bias correction). For gradients of signal
+        s (the fraction that keeps its sign), the squared first moment is then on average
+        (s^2 + (1 - s^2) n) times the second moment, with
         n = (1 - beta1) (1 + beta1^t) / ((1 + beta1) (1 - beta1^t)). After one step n is 1, so the
         signal cannot be determined and the default of `simulate.Gradients` is assumed.
         """
@@ -239,7 +242,7 @@ class _Answer:
 
     match: Match
     how: str
-    """Way in which the assignment was found, as text for `TorchState.identified`."""
+    """Method by which the assignment was found, as text for `TorchState.identified`."""
     why: str = ""
     """Why the order of ambiguous parameters is unknown, as a clause."""
 
@@ -260,7 +263,7 @@ class _Numbered:
     strangers: list[str] = field(default_factory=list)
     """Names in the state that the model does not have, or has with another shape."""
     how: list[str] = field(default_factory=list)
-    """Ways in which parameters were identified, as texts."""
+    """Methods by which parameters were identified, as texts."""
 
     @classmethod
     def read(cls, number: int, place: str, state: Mapping[str, Any]) -> _Numbered:
@@ -282,7 +285,10 @@ class _Numbered:
         return cls(place, settings, keyed, slots, own)
 
     def take_names(self, free: dict[str, Leaf]) -> None:
-        """Identify parameters by the names in the state, and remove them from `free`."""
+        """Identify parameters by the names in the state, and remove them from `free`.
+
+        `free` holds the model's parameters that are not identified yet, by name.
+        """
         for slot in (slot for group in self.slots for slot in group if slot.key in self.own):
             leaf = leaf_called(self.own[slot.key], free)
             if leaf is None or not slot.fits(leaf):
@@ -341,6 +347,8 @@ class _Numbered:
 def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[str, Leaf]) -> None:
     """Identify parameters by the user's list of names, and remove them from `free`.
 
+    `free` holds the model's parameters that are not identified yet, by name.
+
     Raises:
         ValueError: the list is not as long as there are unnamed slots, names a parameter that the
             model lacks or that was named before, or one of another shape than the slot's moments.
@@ -372,19 +380,19 @@ def _take_order(names: Sequence[str], states: Sequence[_Numbered], free: dict[st
 OF_FILE = "in the order of the file"
 OF_ARCHITECTURE = "in the order of the architecture in config.json"
 ASSUMED = ", taken as that of the optimiser (`--order` states another, `--gradients` checks)"
-"""Shown if parameters of equal shape exist: no file records in which order the optimiser got them,
-so the order of the file is an assumption."""
+"""Text shown if parameters of equal shape exist: no file records in which order the optimiser got
+them, so the order of the file is an assumption."""
 
 
 def _settled(
     states: Sequence[_Numbered], free: Mapping[str, Leaf], leaves: Mapping[str, Leaf],
     order: ParameterOrder,
 ) -> _Answer | None:  # fmt: skip
-    """Assign unnamed slots to parameters without a name; return None if no assignment fits.
+    """Assign the slots without a name to the parameters `free`; None if no assignment fits.
 
     Args:
         states: the optimiser states.
-        free: parameters that no name identified.
+        free: parameters by name, without those that a name in a state identified.
         leaves: all parameters, without second copies of tied ones.
         order: sources for the order of the parameters.
     """
@@ -425,7 +433,8 @@ def exchanged(
 ) -> list[str]:
     """Return pairs of parameters whose moments fit measured gradients better when exchanged.
 
-    Only parameters of equal shape are compared. A pair is the text "NAME and NAME".
+    They fit better by more than the factor `EXCHANGED`. Only parameters of equal shape are
+    compared. A pair is the text "NAME and NAME".
 
     Args:
         state: a state with identified parameters.
@@ -507,7 +516,7 @@ def idle_rows(
 ) -> list[Finding]:
     """Return a finding for each matrix with rows that never had a gradient, such as unused tokens.
 
-    It is a warning if narrow storage loses the decay of all these rows, else OK.
+    The finding is a warning if storage in `fmt` loses the decay of all these rows, else OK.
 
     Only weight decay moves such rows, by lr times decay times the value. That step is lost for
     every value if lr times decay is below 2^-(m + 2) for m mantissa bits: half of the smallest

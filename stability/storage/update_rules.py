@@ -107,7 +107,10 @@ class AdamW(Optimiser):
         )  # fmt: skip
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return a step of constant size lr: |m| / sqrt(v) is 1 for a constant gradient."""
+        """Return a step of constant size lr.
+
+        First moment / sqrt(second moment) is 1 or -1 for a constant gradient.
+        """
         return Step(self.lr, False, self.lr * self.weight_decay * decay)
 
 
@@ -154,7 +157,11 @@ class SGD(Optimiser):
         return optax.sgd(self.lr, momentum=self.momentum)
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return a normal step: lr times the momentum's RMS under independent gradients."""
+        """Return a normally distributed step.
+
+        Its standard deviation is lr times the root mean square of the momentum, if the gradients of
+        different steps are independent.
+        """
         velocity = rms / math.sqrt(1 - self.momentum**2)
         return Step(self.lr * velocity, True, 0.0)
 
@@ -189,10 +196,11 @@ class Muon(Optimiser):
         )
 
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
-        """Return a normal step: lr times the RMS entry of an orthogonal matrix, scaled as in optax.
+        """Return a normally distributed step for a matrix, else a step of constant size `adam_lr`.
 
-        Entries of an (out, in) matrix with orthonormal rows or columns have mean square
-        1 / max(out, in). optax multiplies by sqrt(max(1, out / in)).
+        The standard deviation is lr times the root mean square of the entries of the orthogonalised
+        update: 1 / sqrt(max(out, in)) for an (out, in) matrix, times optax's factor
+        sqrt(max(1, out / in)).
         """
         if not self.matrix(shape):
             return Step(self.adam_lr, False, 0.0)
@@ -221,8 +229,8 @@ def optimiser(name: str, **settings: float) -> Optimiser:
     kind = OPTIMISERS.get(name.lower())
     if kind is None:
         raise ValueError(
-            f"unknown optimiser {name!r}: expected one of {', '.join(OPTIMISERS)}; for another one "
-            "that steps by about its learning rate use adamw or lion."
+            f"unknown optimiser {name!r}: expected one of {', '.join(OPTIMISERS)}; for another "
+            "optimiser whose steps are about as large as its learning rate, use adamw or lion."
         )
     names = {f.name for f in fields(kind)}
     if unknown := sorted(set(settings) - names):

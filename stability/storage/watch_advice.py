@@ -13,8 +13,8 @@ from stability.storage.remedies import REMEDIES, Remedy
 
 FEW = 0.01
 """Largest fraction of the model's elements in frozen vectors (norms, biases, ...) up to which the
-advice is to keep just those vectors in float32. From 16 bits this adds at most 1 % to the memory of
-the parameters, and the optimiser does not change."""
+advice is to keep just those vectors in float32. Widening them from 16 bits adds at most 1 % to the
+memory of the parameters, and the optimiser does not change."""
 WIDE = ("matrices", "kernels", "embeddings")
 """Families of parameters that hold nearly all of a model's elements; all others are vectors."""
 NAMES = ("stochastic rounding", "Kahan, bfloat16", "float32 parameters")

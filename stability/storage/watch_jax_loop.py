@@ -32,8 +32,8 @@ class JaxLooks:
         step: number of recorded steps.
         skipped: due steps that were not inspected, since all updates were 0 or one was not finite.
         waited: seconds spent waiting for the device to finish the training's own work.
-        remedied: always False. With the narrow optimisers optax returns the rounded updates, so
-            that none is lost afterwards.
+        remedied: always False (see `TorchLooks`). In JAX the narrow optimisers return updates that
+            are rounded already, so that none is lost when it is applied.
     """
 
     def __init__(

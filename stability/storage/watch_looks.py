@@ -23,14 +23,14 @@ from stability.storage.watch_advice import advice
 from stability.storage.whole_run import family_of
 
 EVERY = 100
-"""Default number of optimiser steps between two looks."""
+"""Default number of optimiser steps between two looks (inspected steps)."""
 PATIENCE = 3
-"""An element counts as frozen if an update of it was due at this number of looks, and it did not
-change from the first to the last of them. One look is not enough: an element that alternates
-between two stored numbers is found unchanged half of the time."""
+"""An element counts as frozen if an update of it was due at this number of looks (inspected steps),
+and the element did not change from the first to the last of them. One look is not enough: an
+element that alternates between two stored numbers is found unchanged half of the time."""
 KEPT = 120
-"""Largest number of stored looks. When exceeded, every second one is dropped: the stored document
-of a long run stays small, at half the time resolution."""
+"""Largest number of stored looks. With more, every second look is dropped: the stored document of a
+long run stays small, at half the time resolution."""
 PROBE = "watch"
 SOURCE = 'docs/training.md "Watch a run while it trains"'
 
@@ -58,7 +58,7 @@ class Followed:
 
 
 def follow(name: str, shape: tuple[int, ...], dtype: str) -> Followed:
-    """Return the leaf with its sampled elements, drawn by `frozen_watch.places`."""
+    """Return a leaf together with its sampled elements, which `frozen_watch.places` chooses."""
     return Followed(name, shape, dtype, places(name, shape, FOLLOWED))
 
 
@@ -73,7 +73,7 @@ class Seen(NamedTuple):
 
 
 class LeafLook(NamedTuple):
-    """Result of one look at one leaf; all elements are sampled ones."""
+    """Result of one look (inspected step) at one leaf; only sampled elements are counted."""
 
     unchanged: float
     """Fraction of the elements due for an update that this step left unchanged."""
@@ -83,7 +83,8 @@ class LeafLook(NamedTuple):
     elements: int
     """Number of elements ever due for an update, the denominator of `frozen`."""
     update: float
-    """Root mean square of the change divided by that of the values; NaN if all values are 0."""
+    """Root mean square of the change, divided by the root mean square of the values before the
+    step; NaN if all values are 0."""
 
 
 Take: TypeAlias = Callable[[int, dict[str, Seen], dict[str, str]], None]
@@ -93,7 +94,7 @@ there is no sample."""
 
 @dataclass(frozen=True)
 class Look:
-    """Result of one look at all leaves."""
+    """Result of one look (inspected step) at all leaves."""
 
     step: int
     leaves: Mapping[str, LeafLook]
@@ -127,7 +128,8 @@ class Watched:
     looks: list[Look] = field(default_factory=list)
     """Stored looks, oldest first."""
     absent: dict[str, str] = field(default_factory=dict)
-    """Reason by name of each leaf that the last look could not measure, or that is not watched."""
+    """Reasons by leaf name, for leaves that the last look could not measure or that are not
+    watched."""
     step: int = 0
     """Step of the newest look."""
     _counts: dict[str, _Count] = field(default_factory=dict)
@@ -136,7 +138,7 @@ class Watched:
     def look(
         self, step: int, seen: Mapping[str, Seen], absent: Mapping[str, str] | None = None
     ) -> Look:
-        """Evaluate a look, store it and return it.
+        """Evaluate a look (inspected step); store the result and return it.
 
         Args:
             step: optimiser steps so far.
@@ -197,7 +199,7 @@ class Watched:
         return LeafLook(unchanged, frozen, int(sum(found[n].elements for n in names)), update)
 
     def latest(self) -> dict[str, LeafLook]:
-        """Return the newest look at each leaf that was ever measured."""
+        """Return the newest result by leaf name, for each leaf that was ever measured."""
         newest: dict[str, LeafLook] = {}
         for look in self.looks:
             newest |= look.leaves

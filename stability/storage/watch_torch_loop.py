@@ -29,7 +29,7 @@ class _Target:
     leaf: Followed
     parameter: Any
     group: dict[str, Any]
-    """Its parameter group in the optimiser, which holds the learning rate."""
+    """The optimiser's parameter group that contains the parameter, with its learning rate."""
     places: Any
     """Tensor of `Followed.places` on the parameter's device."""
 

@@ -43,30 +43,33 @@ from stability.storage.simulate import (
 from stability.storage.update_rules import AdamW, Optimiser
 
 DIMINISHING = 1.75
-"""Power p of the lost fraction of a displacement: the middle of `POWERS`."""
+"""Default power p in the cost push x m^p of a lost fraction m: the middle of `POWERS`."""
 POWERS = {1.5: 0.0, DIMINISHING: 0.1, 2.0: 0.25}
-"""Range of p in trained models. For each p, the part of the random errors' mean square that counts
-as cost. Measurements are in docs/stability.md "The whole run"."""
+"""Powers p that cover the range seen in trained models. For each p, the fraction of the mean square
+of random rounding errors that counts as cost. Measurements are in docs/stability.md "The whole
+run"."""
 JACKKNIFE = 8
-"""Number of parts of the sampled elements, left out in turn for an estimate's standard error."""
+"""Number of parts into which the sampled elements are divided. Each part is left out once, to
+estimate standard errors."""
 ERRORS = 2.0
-"""Standard errors by which a range extends beyond the values for `POWERS`: 95 %."""
+"""Number of standard errors by which the range of an estimate extends beyond its values for
+`POWERS`: a 95 % interval."""
 RESOLUTION = 0.01
 """Difference of two remedies' avoided fractions up to which they tie: 1 %, the shown precision."""
 INTERPLAY = 0.125
-"""Error of the estimate, as a fraction of the cost, for remedies that change only some leaves or
-only the moments. It exists because costs are added up, although families of parameters compensate
-one another. In training, the avoided fraction was up to 0.124 outside the range of `POWERS`."""
+"""Error of the avoided fraction of the cost, for remedies that change only some leaves or only the
+moments. Costs are added up, although families of parameters compensate for one another. In
+training, the avoided fraction was up to 0.124 outside the range of `POWERS`."""
 WORKS = 0.9
 """Fraction of the cost that a remedy must avoid to count as a fix."""
 SHOWN = 3
-"""Number of remedies shown that are not enough; those that work are all shown."""
+"""Largest number of remedies shown among those that do not work; all that work are shown."""
 PARTS = 50
 """Number of intervals of constant rate into which a schedule is divided: 2 % of the run each."""
 HALVINGS = 6
-"""For a schedule, losses are simulated at the largest rate and after 1 to this many halvings of it,
-down to 1/64. Lower rates get the losses at 1/64: there a run covers at most about a hundredth of
-its displacement."""
+"""For a schedule, lost displacement is simulated at the largest learning rate and after 1 to this
+many halvings of the rate, down to 1/64. Lower rates get the lost fraction at 1/64: at such rates a
+run covers at most about a hundredth of its displacement."""
 LONG = 2000
 """Largest number of steps for which moments are simulated: twice the memory of beta2 = 0.999."""
 
@@ -80,7 +83,7 @@ class Missing(NamedTuple):
     shrunk: float = 0.0
     """Fraction by which the requested updates are too short because moments are rounded."""
     noise: float = 0.0
-    """Mean square of random rounding errors, relative to that of the displacement."""
+    """Mean square of random rounding errors, relative to that of the intended displacement."""
 
     @property
     def applied(self) -> float:
@@ -88,7 +91,10 @@ class Missing(NamedTuple):
         return (1 - self.rounded) * (1 - self.shrunk)
 
     def cost(self, power: float = DIMINISHING) -> float:
-        """Return the lost fraction of the leaf's push, in [0, 1]; `power` is a key of `POWERS`."""
+        """Return the leaf's cost as a fraction of its push (loss decrease to first order).
+
+        The result is in [0, 1]. `power` is the power p, a key of `POWERS`.
+        """
         lost = self.rounded**power + (1 - self.rounded) * self.shrunk**power
         return min(1.0, lost + POWERS[power] * self.noise)
 
@@ -101,9 +107,10 @@ class Family:
     elements: int
     """Number of elements of all leaves."""
     applied: float
-    """Fraction of the intended displacement that is applied, weighted by push."""
+    """Fraction of the intended displacement that is applied: mean over leaves, weighted by push
+    (loss decrease to first order)."""
     cost: float
-    """Fraction of the run's total storage cost."""
+    """Fraction of the run's total storage cost that this family causes."""
 
     def describe(self) -> str:
         """Return text such as "norms 0% (73% of the cost)": applied fraction and cost."""
@@ -155,7 +162,7 @@ class WholeRun:
     """Remedies that work, sorted by memory, then the others, sorted by `returns`. Empty if storage
     costs nothing."""
     basis: str
-    """Assumptions on gradients and rates, as text."""
+    """Assumptions on gradients and learning rates, as text."""
     lost: tuple[str, ...] = ()
     """With a schedule: when each family loses more than half of its displacement, as text."""
 
@@ -219,7 +226,9 @@ def whole_run(
     schedule: Schedule | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> WholeRun:
-    """Estimate what narrow storage costs a run, and the fraction of that which each remedy avoids.
+    """Estimate the cost of narrow storage to a run, and the fraction of it each remedy avoids.
+
+    The cost is the additional loss; the module's docstring says how it is estimated.
 
     Args:
         leaves: all trained parameters by name.
@@ -229,7 +238,8 @@ def whole_run(
         gradients: distribution of synthetic gradients, if none are known.
         known: known gradient statistics; None assumes gradients of one size in all leaves.
         wide_moments: whether moments are stored in float32 already.
-        schedule: learning rates of the run; None: `simulate.STEPS` steps at the optimiser's rate.
+        schedule: learning-rate schedule of the run; None: `simulate.STEPS` steps at the optimiser's
+            learning rate.
         say: called with a line of progress text.
 
     Raises:
@@ -266,14 +276,14 @@ class _Estimate:
     push: Mapping[str, float]
     """Loss decrease to first order if no update is lost, by leaf."""
     now: Mapping[str, Missing]
-    """Losses without a remedy, by leaf."""
+    """Lost displacement without a remedy, by leaf."""
     ways: list[tuple[str, Mapping[str, Missing], float]]
-    """Remedies: description, losses by leaf with the remedy, bytes per parameter."""
+    """Remedies: (description, lost displacement by leaf with the remedy, bytes per parameter)."""
 
     def returns(self) -> np.ndarray | None:
-        """Return the fraction of the cost that each remedy avoids, by power: (remedies, powers).
+        """Return the fraction of the cost that each remedy avoids, an array (remedies, powers).
 
-        None if storage costs nothing for one of the powers.
+        Its columns are the powers p of `POWERS`. None if the cost is 0 for one of them.
         """
         costs = [_cost(self.now, self.push, p) for p in POWERS]
         if not all(costs):
@@ -282,7 +292,11 @@ class _Estimate:
         return 1 - np.array(list(of_way)) / np.array(costs)
 
     def partial(self, missing: Mapping[str, Missing]) -> bool:
-        """Whether a remedy, of losses `missing`, leaves the rounding loss of any leaf unchanged."""
+        """Whether a remedy leaves the fraction lost to rounding unchanged in at least one leaf.
+
+        `missing` is the lost displacement by leaf with the remedy. Leaves that lose nothing without
+        a remedy do not count.
+        """
         return any(0 < m.rounded == self.now[n].rounded for n, m in missing.items())
 
 
@@ -324,7 +338,7 @@ def _errors(left_out: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass
 class _Model:
-    """Simulated runs of a model's leaves, and the losses of displacement derived from them."""
+    """Simulated runs of a model's leaves, and the lost displacements derived from them."""
 
     leaves: Mapping[str, Leaf]
     samples: Mapping[str, np.ndarray]
@@ -337,8 +351,8 @@ class _Model:
     families: dict[str, str] = field(default_factory=dict)
     """Family by leaf."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """First leaf of each kind (path without layer numbers), simulated for the whole kind where
-    leaves of a kind hardly differ."""
+    """Name of the first leaf of each kind (path without layer numbers). Where leaves of a kind
+    hardly differ, only this leaf is simulated."""
     left_out: int | None = None
     """Index of the omitted part of the sampled elements, below `JACKKNIFE`; None: no part."""
     runs: dict[Any, Mapping[str, Simulated]] = field(default_factory=dict)
@@ -368,9 +382,10 @@ class _Model:
         self, storage: Storage, names: Iterable[str] | None = None, factor: float = 1.0,
         steps: int = STEPS,
     ) -> Mapping[str, Simulated]:  # fmt: skip
-        """Return simulated runs of leaves (None: all) at `factor` times the optimiser's rate.
+        """Return simulated runs by leaf name, at `factor` times the optimiser's learning rate.
 
-        Elements of the omitted part are left out. Runs are cached.
+        `names` are the leaves to simulate; None: all. Elements of the omitted part are left out.
+        Runs are cached.
         """
         chosen = tuple(self.leaves if names is None else names)
         key = storage, chosen, factor, steps
@@ -401,7 +416,7 @@ class _Model:
         return self._part(np.asarray(self.weights[name]))
 
     def rounded(self, wrapper: str) -> dict[str, Missing]:
-        """Return the losses by leaf with float32 moments, simulated on one leaf per kind.
+        """Return the lost displacement by leaf, with float32 moments; simulates one leaf per kind.
 
         Args:
             wrapper: key of `simulate.WRAPPERS`, such as "stochastic".
@@ -415,7 +430,7 @@ class _Model:
         return {n: missing[self.kinds[kind_of(n)]] for n in self.leaves}
 
     def stored(self, wrapper: str) -> dict[str, Missing]:
-        """Return the lost part of each leaf's updates, if parameters are stored in the format.
+        """Return the lost displacement by leaf, if parameters are stored in the format.
 
         The learning rate is constant.
 
@@ -432,11 +447,14 @@ class _Model:
     def scheduled(
         self, wrapper: str, schedule: Schedule
     ) -> tuple[dict[str, Missing], tuple[str, ...]]:
-        """Return the losses by leaf over a schedule, and text on when families lose more than half.
+        """Return the lost displacement by leaf over a schedule, and a line of text (in a tuple).
+
+        The line says when, as fractions of the run, each family loses more than half of its
+        displacement.
 
         Args:
             wrapper: as for `stored`.
-            schedule: the learning rates.
+            schedule: the learning-rate schedule.
         """
         names, steps = list(self.kinds.values()), min(schedule.steps, LONG)
         wide = self.outcomes(FLOAT32, names, 1.0, steps)
@@ -455,7 +473,10 @@ class _Model:
         return missing, self._when(rounded)
 
     def _when(self, rounded: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-        """Return one line on the parts of a run in which each family loses most of its updates."""
+        """Return a tuple with one line: when each family loses more than half of its displacement.
+
+        `rounded` maps the first leaf of each kind to its lost fractions in the intervals (PARTS,).
+        """
         words = []
         for family in dict.fromkeys(self.families.values()):
             inside = [n for n in self.leaves if self.families[n] == family]
@@ -469,7 +490,10 @@ class _Model:
 def _ways(
     model: _Model, now: Mapping[str, Missing], wide_moments: bool
 ) -> list[tuple[str, Mapping[str, Missing], float]]:
-    """Return the remedies: description, losses by leaf with the remedy, bytes per parameter."""
+    """Return remedies: (description, lost displacement by leaf with it, bytes per parameter).
+
+    `now` is the lost displacement by leaf without a remedy.
+    """
     fmt, moments = model.fmt, 2 if isinstance(model.rule, AdamW) else 1
     ways: list[tuple[str, Mapping[str, Missing], float]] = [
         ("float32 parameters and moments, bfloat16 compute (AMP)",
@@ -519,9 +543,9 @@ def _noise(outcome: Simulated, weight: Any) -> float:
 
 
 def _short(gone: np.ndarray, way: np.ndarray) -> float:
-    """Return the missing fraction of the displacement `way` if `gone` was applied, in [0, 1].
+    """Return the fraction of a displacement `way` that is missing if only `gone` was applied.
 
-    0 if `way` is zero everywhere; 1 if the result is NaN.
+    In [0, 1]: 0 if `way` is zero everywhere; 1 if the result is NaN.
     """
     whole = np.abs(way, dtype=np.float64).sum()
     share = float((gone * np.sign(way)).sum() / whole) if whole else 1.0
