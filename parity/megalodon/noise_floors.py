@@ -47,7 +47,7 @@ def forward_truth(case: Case) -> dict[str, np.ndarray]:
 
 
 def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
-    """Return the response (relative L2) of each quantity of a case to rounding, one per seed."""
+    """Return the responses (relative L2) of a case's quantities to rounding, by name, one per seed."""
 
     def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         if case.steps:
@@ -59,7 +59,7 @@ def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ..
 
 
 def forward_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
-    """Return the relative L2 response of each intermediate to rounding, one value per seed."""
+    """Return the responses (relative L2) of all intermediates to rounding, by name, one per seed."""
 
     def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         weights = perturbation.weights(case.weights, rng)
@@ -127,7 +127,7 @@ def write(
     path: Path = NOISE_FILE,
     responses: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> None:
-    """Calibrate the cases and rewrite the file of noise floors; review the change as a diff.
+    """Rewrite the file of noise floors with the responses of the cases; review it as a diff.
 
     Each line of the file is one quantity with its response to every seed. The root mean square of
     the responses is the noise floor. Their scatter shows by how much two machines may differ

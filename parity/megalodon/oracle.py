@@ -60,9 +60,9 @@ class Context:
     """Whether masked tokens enter the EMA as 0."""
     hook: Hook
     states: dict[str, Array]
-    """Filled with the contents of a cache after the last token."""
+    """Arrays that a cache would hold after the last token, by name; filled by the layers."""
     call_ends: frozenset[int]
-    """Numbers of tokens after which a call of a stream ends; `hook` gets the states there."""
+    """Numbers of tokens after which a call of a stream ends; there `hook` gets the states too."""
 
 
 def unchanged(name: str, value: Array) -> Array:
@@ -92,7 +92,8 @@ def forward(
         mask_ema: zero masked inputs of the EMA, as this project does; False follows megalodon-hf.
         hook: called with name and value of every intermediate; its result replaces the value.
         cuts: numbers of tokens per call of a cached stream; empty: one uncached call.
-        states: a dictionary to fill with the contents of a cache after the last token.
+        states: a dictionary that is filled with the arrays that a cache would hold after the last
+            token, by name.
         segments: number of each token's document, (B, L); neighbouring tokens with the same number
             belong to one document. None: one text per row.
     """

@@ -40,7 +40,7 @@ class Reference(Protocol):
     """Quantities of the oracle that this reference does not have, in words."""
 
     def gives(self, quantity: str) -> bool:
-        """Return whether this reference has a value for a quantity of the oracle."""
+        """Return whether this reference has a value for a quantity that the oracle computes."""
         ...
 
     @property
@@ -193,7 +193,7 @@ def culprit(rows: Sequence[Measurement]) -> Measurement | None:
     """Return the failing measurement of the first diverging stage; None if all gates hold.
 
     Measurements that are not comparable count only if no gate fails. If several edges fail at that
-    stage, the edge that comes first in `TRIANGLE`, which has the tightest tolerance, is reported.
+    stage, the measurement on the edge that comes first in `TRIANGLE` is returned.
 
     Args:
         rows: measurements of one case.

@@ -158,7 +158,7 @@ def read_step(path: Path) -> MeshComparison:
 def prepare_devices(count: int) -> None:
     """Make JAX split the CPU into `count` virtual devices.
 
-    Nothing changes if JAX has already started, or its flags set another number.
+    Nothing changes if JAX has already started, or if its flags set another number.
     """
     try:
         jax.config.update("jax_num_cpu_devices", count)

@@ -86,7 +86,7 @@ def alarms(
     Args:
         groups: numbers of groups (`healthy`).
         report: called with a line of text after each group.
-        wanted: whether to compare a mesh, given its axis sizes.
+        wanted: function of a mesh's axis sizes; returns whether to compare that mesh.
     """
     for group in groups:
         triples = healthy(group)
