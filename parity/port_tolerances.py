@@ -24,12 +24,12 @@ NARROWING = 2.0**-29
 """Unit roundoff of float64 divided by that of float32."""
 
 STUDENT = 10.0
-"""Extra factor on bounds of few elements, whose noise floor four seeds measure inaccurately.
+"""Extra factor on bounds of few elements, whose noise floor is measured inaccurately by four seeds.
 
 The floor of a whole stage is accurate to about ten per cent. The floor of one element is the root
 mean square of four responses, so errors divided by that floor follow Student's t distribution with
-four degrees of freedom. The probability beyond t is about 6 t^-4: one in a million beyond 49, where
-an exactly known floor would need 4.9."""
+four degrees of freedom. Its tail probability at t is about 6 t^-4, which is one in a million at 49.
+With an exactly known floor (normal distribution) the same probability is at 4.9."""
 
 PORTS = (
     Rule(

@@ -1,8 +1,8 @@
 """Agreement of two language models on a task: perplexity of a text, and greedy continuations.
 
-Gates on logits tell whether two programs compute the same function. These numbers tell what a
-difference means to a user, each with an interval, also where a difference is intended: weights in
-few bits, another precision, another attention kernel. Source: docs/your-own-port.md "Tasks".
+Gates on logits tell whether two programs compute the same function. The agreement on a task tells
+what a difference means to a user, with a confidence interval. It applies to intended differences
+too: weights in few bits, another precision, another attention kernel. Source: docs/your-own-port.md "Tasks".
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class TextAgreement:
     difference: float
     """Mean negative log-likelihood of the first model minus the second's, in nats per token."""
     interval: tuple[float, float]
-    """Confidence interval of `difference`: Student's t over windows, whose tokens depend on one
-    another."""
+    """Confidence interval of `difference`: Student's t over the means of windows, because the tokens
+    within a window depend on one another."""
     same_best: int
     """Number of predictions, of `tokens`, in which both models have the same most likely token."""
     equal: bool
@@ -107,8 +107,8 @@ class TextAgreement:
         """Return whether the whole interval is less than `margin` nats per token from 0.
 
         This criterion is a test of equivalence: two one-sided tests, each at half of 1 - `LEVEL`. A
-        short text has a wide interval and gives False, while a test for a difference would find
-        none.
+        short text has a wide interval, so the result is False, although a test for a difference
+        would find none.
         """
         return all(abs(end) < margin for end in self.interval)
 
@@ -186,8 +186,8 @@ def text_agreement(
 ) -> TextAgreement:
     """Compare the perplexities that two models give a text.
 
-    The text is cut into windows of equal length, each of which both models see from its start; a
-    rest that fills no window is left out. Each window's first token is predicted by neither.
+    The text is cut into windows of equal length, and each window is a separate input of both
+    models. A rest that fills no window is left out. The first token of a window is not predicted.
 
     Args:
         first: a model.
@@ -309,7 +309,10 @@ def _check_vocabularies(
 
 
 def _mean_of_windows(means: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """Return the mean of values of independent windows, and its confidence interval (`LEVEL`)."""
+    """Return the mean over independent windows, and its confidence interval (`LEVEL`).
+
+    `means` has one value per window.
+    """
     mean = float(means.mean())
     error = float(means.std(ddof=1)) / math.sqrt(len(means))
     reach = error * float(stats.t.ppf((1 + LEVEL) / 2, len(means) - 1))

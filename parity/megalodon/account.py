@@ -31,8 +31,8 @@ class Account:
     """Dtype that the JAX model ran in: "float64" or "float32"."""
     stages: tuple[Stage, ...]
     worst: Worst | None
-    """Element of `culprit` with the largest error when the stage is fed the oracle's values; None if
-    every stage is right."""
+    """Element of `culprit` with the largest error when that stage is fed the oracle's values; None
+    if every stage is right."""
     where: str = ""
     """Description of the elements of `culprit` that make its error exceed the tolerance when the
     stage is fed the oracle's values; empty if every stage is right."""

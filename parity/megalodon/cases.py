@@ -100,7 +100,7 @@ class Case:
     pad_inside: bool = False
     """Use the padding token as an ordinary, unmasked token of the text."""
     decay_shift: float = 0.0
-    """Added to CEMA's parameters alpha and delta before their sigmoid; -7 gives a memory of a million
+    """Added to CEMA's parameters alpha and delta before the sigmoid; -7 gives a memory of a million
     tokens."""
     mean_shift: float = 0.0
     """Added to every value of the embedding, which gives activations a large common mean."""

@@ -35,7 +35,7 @@ class Intermediate:
     """Index of the positional argument of `reference` that is the intermediate; None: the
     submodule's output is."""
     silu: bool = False
-    """Whether the intermediate is SiLU of the submodule's output; megalodon-hf has no submodule that
+    """Whether the intermediate is SiLU of the submodule's output; no submodule of megalodon-hf
     outputs the result of SiLU."""
 
 

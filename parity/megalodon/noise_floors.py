@@ -47,7 +47,7 @@ def forward_truth(case: Case) -> dict[str, np.ndarray]:
 
 
 def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
-    """Return the responses (relative L2) of a case's quantities to rounding, by name, one per seed."""
+    """Return the responses (relative L2) of all quantities to rounding, by name, one per seed."""
 
     def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         if case.steps:
@@ -59,7 +59,7 @@ def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ..
 
 
 def forward_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
-    """Return the responses (relative L2) of all intermediates to rounding, by name, one per seed."""
+    """Return the responses (relative L2) of intermediates to rounding, by name, one per seed."""
 
     def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         weights = perturbation.weights(case.weights, rng)

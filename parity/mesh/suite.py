@@ -44,9 +44,9 @@ WATCHED = ("float64",)
 """Precisions in which marked intermediates are compared too, to locate differences."""
 ORDERS = 10
 """Number of runs with reordered sums on one device. Their scatter predicts how much an error level
-(geometric mean of a group of errors) varies between machines. The number equals that of the seeds of
-other noise floors (`parity.engine.measure.rounding_noise`). With four runs, one healthy level in
-fifty would look wrong."""
+(geometric mean of a group of errors) varies between machines. Other noise floors have as many seeds
+(`parity.engine.measure.rounding_noise`). With four runs, one healthy level in fifty would look
+wrong."""
 ALONE = 3600
 """Timeout of the suite's subprocess in seconds: ten times its duration on two cores."""
 
