@@ -33,8 +33,8 @@ SMALLEST_SCALES = (0.0, EPS, 6.1e-5)
 # Quotients are at most 255. Scale and quotient are rounded to float32, so a quotient is off by up
 # to 255 * 2^-23 = 3e-5.
 _TIE = 1e-4
-"""Largest distance of a quotient from a half at which float32 may round it either way; a quotient is
-a value divided by the step of the format."""
+"""Largest distance of a quotient (value divided by the format's step) from a half at which float32
+may round it either way."""
 _DYNAMIC = "torch.ao.nn.quantized.dynamic"
 
 
@@ -218,7 +218,7 @@ def half_integer_step(
 
 
 def half_float_step(trained: np.ndarray, kind: str) -> np.ndarray:
-    """Return half the distance between the numbers of format `kind` at each element's magnitude."""
+    """Return half the distance between neighbouring numbers of format `kind` at each element."""
     info = ml_dtypes.finfo(FLOATS[kind])
     size = np.maximum(np.abs(trained.astype(np.float64)), float(info.smallest_normal))
     _, exponent = np.frexp(size)

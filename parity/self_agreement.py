@@ -47,7 +47,8 @@ class Agreement:
     mean: float
     """Mean change of the log-probability of the text's own tokens: second way minus first way.
     Rounding errors have random signs, so a mean as large as the single changes has another cause.
-    0 if rows have one token; infinite or NaN if one way gives such a token a probability of 0."""
+    0 if rows have one token; infinite or NaN if one way gives one of these tokens a probability
+    of 0."""
     divergence: float
     """Mean Kullback-Leibler divergence of the second way from the first, over all positions;
     infinite if the second way gives a probability of 0 to a token that the first does not."""
@@ -184,7 +185,7 @@ def _checked(ids: np.ndarray) -> np.ndarray:
             f"expected token ids (B, L) of integers, got {found.dtype} of shape {found.shape}"
         )
     if found.max() > np.iinfo(np.int32).max:
-        raise TaskError(f"expected token ids of int32, got {found.min()} to {found.max()}")
+        raise TaskError(f"expected token ids that fit int32, got {found.min()} to {found.max()}")
     return found.astype(np.int32)
 
 

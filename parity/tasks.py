@@ -2,7 +2,8 @@
 
 Gates on logits tell whether two programs compute the same function. The agreement on a task tells
 what a difference means to a user, with a confidence interval. It applies to intended differences
-too: weights in few bits, another precision, another attention kernel. Source: docs/your-own-port.md "Tasks".
+too: weights in few bits, another precision, another attention kernel. Source:
+docs/your-own-port.md "Tasks".
 """
 
 from __future__ import annotations
@@ -96,10 +97,10 @@ class TextAgreement:
     difference: float
     """Mean negative log-likelihood of the first model minus the second's, in nats per token."""
     interval: tuple[float, float]
-    """Confidence interval of `difference`: Student's t over the means of windows, because the tokens
-    within a window depend on one another."""
+    """Confidence interval of `difference`: Student's t over the means of windows, because tokens of
+    one window depend on one another."""
     same_best: int
-    """Number of predictions, of `tokens`, in which both models have the same most likely token."""
+    """Number of the `tokens` predictions in which both models have the same most likely token."""
     equal: bool
     """Whether all probabilities of all tokens are equal bit for bit."""
 
@@ -164,7 +165,7 @@ class GreedyAgreement:
         return float(found.low), float(found.high)
 
     def text(self) -> str:
-        """Return the result as a line, then a line for each of the first five splits."""
+        """Return the result as text: one line, then one for each of the first five splits."""
         low, high = self.interval
         lines = [
             f"{self.same} of {self.prompts} prompts are continued alike for {self.new_tokens} "

@@ -51,7 +51,10 @@ class Recorded:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Pairs of stages of the two sides by name, so that no stage is paired by its values."""
+        """Pairs of stages of the two sides by name, so that no stage is paired by its values.
+
+        Stages with chosen experts have no partner.
+        """
         return tuple(
             Pin(None if name.endswith(reference.CHOSEN) else name, theirs)
             for name, theirs in self.stages.items()

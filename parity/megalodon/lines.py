@@ -29,7 +29,7 @@ NARROW = "first operation in a dtype below float32"
 Step = tuple[str, tuple[str, ...]]
 """Primitive of an operation, and its source lines, innermost first."""
 ORACLE = "the oracle"
-"""Name of the program that results are looked up in, in the sentences about lines."""
+"""Name of the oracle in the sentences that explain why a source line is suspicious."""
 _HERE = "parity/megalodon/"
 """Part of the path of this package's files. In a traceback, the first frame in such a file and all
 frames outside of it do not belong to the model."""

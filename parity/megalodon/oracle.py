@@ -62,7 +62,8 @@ class Context:
     states: dict[str, Array]
     """Arrays that a cache would hold after the last token, by name; filled by the layers."""
     call_ends: frozenset[int]
-    """Numbers of tokens after which a call of a stream ends; there `hook` gets the states too."""
+    """Numbers of tokens after which a call of a stream ends; there the states of TimestepNorm and
+    CEMA pass through `hook` too."""
 
 
 def unchanged(name: str, value: Array) -> Array:
@@ -323,8 +324,8 @@ def timestep_norm(ctx: Context, x: Array, w: Lookup, prefix: str, name: str) -> 
 def complex_ema(ctx: Context, u: Array, w: Lookup, name: str) -> Array:
     """Return the complex EMA (B, L, D) of `u` (B, L, D), token by token.
 
-    `h_t = q h_{t-1} + p u_t` and `y_t = sum_n Re(gamma h_t) + omega u_t`, with N complex states `h`
-    per channel. `h` starts at 0 in each document.
+    `h_t = q h_{t-1} + alpha u_t` and `y_t = sum_n Re(gamma h_t) + omega u_t`, with N complex states
+    `h` and N poles `q` per channel. `h` starts at 0 in each document.
     """
     u = u * ctx.mask[..., None] if ctx.mask_ema else u
     N = ctx.config.cema_ndim

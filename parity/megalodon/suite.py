@@ -114,7 +114,7 @@ class Suite:
         """Yield the measurements of one case, edge by edge.
 
         If the reference has no valid recording of the case, one row "not comparable" is yielded
-        instead of the comparisons with it.
+        instead of the comparisons with megalodon-hf.
         """
 
         def edge(name: MegalodonEdge, *, only_valid: bool = False) -> Comparison:

@@ -395,10 +395,10 @@ class _Sides:
         )
 
     def _stages(self, dtype: str, rows: Iterable[Measurement]) -> tuple[tuple[Stage, ...], str]:
-        """Return the errors of every stage, free and forced; or () and the reason for none.
+        """Return the free and forced errors of every stage, and a reason if there are none.
 
         Forced: the stage is computed on the mesh from one device's values of the marks before it.
-        The reason is empty if there are stages, or if the program has no marks.
+        The reason is empty if there are errors, or if the program has no marks.
         """
         whole = self.one.values(dtype)
         free = {m.quantity: m for m in rows if m.metric == "rel_l2" and m.edge == EDGES[dtype]}

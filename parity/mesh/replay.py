@@ -174,9 +174,9 @@ def _is_whole(dtype: Any) -> bool:
 
 
 def _joined(parts: Any, like: Any) -> Any:
-    """Return the complex numbers or PRNG keys, of the dtype of `like`, that `parts` represents.
+    """Return complex numbers or PRNG keys of the dtype of `like`: the inverse of `program.host`.
 
-    `parts` has the real numbers or integers that `program.host` returns for them.
+    `parts` has real and imaginary parts along the last axis, or the integers of the keys.
     """
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(parts, impl=jax.random.key_impl(like))

@@ -59,7 +59,7 @@ class MeshResult:
 
     @property
     def worst(self) -> Measurement | None:
-        """Measurement whose relative L2 error is the largest fraction of its tolerance; or None."""
+        """Relative L2 measurement that is the largest fraction of its tolerance; None if none."""
         gates = [m for m in self.measurements if m.metric == "rel_l2" and m.tolerance > 0]
         return max(gates, key=lambda m: m.fraction, default=None)
 

@@ -95,7 +95,7 @@ def mesh_of(sizes: Mapping[str, int], *, explicit: bool = False) -> Mesh:
         explicit: give the axes JAX's type Explicit instead of Auto.
 
     Raises:
-        ValueError: a size is below 1, or there are too few devices.
+        ValueError: no axis is given, a size is below 1, or there are too few devices.
     """
     if not sizes or min(sizes.values()) < 1:
         raise ValueError(f"mesh_of: expected axes with sizes of at least 1, got {dict(sizes)}.")

@@ -65,7 +65,7 @@ class Measured(NamedTuple):
 
 
 def measure(names: Collection[str] = ()) -> Measured:
-    """Measure subjects and cases, in a subprocess if this process has too few devices.
+    """Run the suite on subjects and cases, in a subprocess if this process has too few devices.
 
     Args:
         names: names in `SUBJECTS` or `CASES`; empty: all subjects.
@@ -86,8 +86,9 @@ def measure(names: Collection[str] = ()) -> Measured:
 
 
 def measured(names: Collection[str]) -> Measured:
-    """Measure the named subjects and cases in this process, which needs as many devices as the
-    largest mesh.
+    """Run the suite on the named subjects and cases in this process.
+
+    The process needs as many devices as the largest mesh.
 
     Marked intermediates are compared in float64 only, to locate differences; float32 is the
     unmodified program. Programs are compiled without LLVM's optimisations, which takes a quarter of
