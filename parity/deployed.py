@@ -1,4 +1,4 @@
-"""A torch model that is deployed in few bits, against the model that was trained.
+"""Comparison of a torch model that is deployed in few bits with the model that was trained.
 
 Three questions are separate, and none needs a chosen tolerance:
 
@@ -216,7 +216,7 @@ def compare_deployed(
 def _weights(
     trained: torch.nn.Module, deployed: torch.nn.Module
 ) -> tuple[list[DeployedWeight], dict[str, np.ndarray]]:
-    """Return a row for every parameter and buffer, and the decoded values by name.
+    """Return a row for every parameter and buffer, and the deployed values, decoded, by name.
 
     Raises:
         SideError: a parameter is not float32, is missing, or has another shape.
@@ -408,7 +408,7 @@ class _DeployedSide:
         """
         if how != AS_IS:
             raise SideError(
-                "a deployed module runs only unmodified, in its own precision: leave out how="
+                "a deployed module runs only unmodified, in its own precision: leave out `how`"
             )
         with contextlib.ExitStack() as stack:
             for path in self.shown:

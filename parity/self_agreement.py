@@ -119,8 +119,8 @@ def batch_agreement(
     for size in (sizes := tuple(sizes) or (count,)):
         if size < 2 or size > count or count % size:
             raise TaskError(
-                f"expected batch sizes from 2 to {count} that divide it, got {size}: one row is "
-                "no batch, and with a remainder the last batch would be smaller"
+                f"expected batch sizes from 2 to {count} that divide the number of rows, got "
+                f"{size}: one row is no batch, and with a remainder the last batch would be smaller"
             )
     alone = np.concatenate([model.log_probabilities(ids[n : n + 1]) for n in range(count)])
     results = []
@@ -156,8 +156,8 @@ def stream_agreement(
     # `==`, because each access to a method creates a new object.
     if stepwise == model.logits:
         raise TaskError(
-            f"{model.name} would be compared with itself: give as stepwise= the function that "
-            "computes token by token"
+            f"{model.name} would be compared with itself: pass as `stepwise` the function that "
+            "computes a text token by token"
         )
     if ids.shape[1] < 2:
         raise TaskError(f"expected at least two tokens in a row, got ids of shape {ids.shape}")
@@ -185,7 +185,7 @@ def _checked(ids: np.ndarray) -> np.ndarray:
             f"expected token ids (B, L) of integers, got {found.dtype} of shape {found.shape}"
         )
     if found.max() > np.iinfo(np.int32).max:
-        raise TaskError(f"expected token ids that fit int32, got {found.min()} to {found.max()}")
+        raise TaskError(f"expected token ids of int32, got {found.min()} to {found.max()}")
     return found.astype(np.int32)
 
 

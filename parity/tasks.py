@@ -205,7 +205,7 @@ def text_agreement(
     _check_two(first, second)
     ids = _checked_ids(ids)
     if window < 2 or rows < 1:
-        raise TaskError(f"expected window >= 2 and rows >= 1, got {window} and {rows}")
+        raise TaskError(f"expected window >= 2 and rows >= 1, got window={window}, rows={rows}")
     count = len(ids) // window
     if count < 2:
         raise TaskError(
@@ -256,7 +256,10 @@ def greedy_agreement(
     """
     _check_two(first, second)
     if new_tokens < 1 or not len(prompts):
-        raise TaskError(f"expected prompts and new_tokens >= 1, got {len(prompts)}, {new_tokens}")
+        raise TaskError(
+            f"expected at least one prompt and new_tokens >= 1, got {len(prompts)} prompts and "
+            f"new_tokens={new_tokens}"
+        )
     splits = []
     for number, prompt in enumerate(prompts):
         ids = _checked_ids(prompt)
@@ -300,7 +303,7 @@ def _check_vocabularies(
     if sizes[0] != sizes[1]:
         raise TaskError(
             f"expected vocabularies of one size, got {sizes[0]} of {models[0].name} and {sizes[1]} "
-            f"of {models[1].name}: leave out logits that are padding"
+            f"of {models[1].name}: remove the logits of padding tokens"
         )
     if ids.min() < 0 or ids.max() >= sizes[0]:
         raise TaskError(

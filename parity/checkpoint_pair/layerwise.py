@@ -58,7 +58,7 @@ class Step:
     free: float
     """Relative L2 difference of JAX's output from the reference's in the free run."""
     forced: float
-    """The same difference in the forced run: the error made in this step."""
+    """The same difference in the forced run, which is the error made in this step."""
     amplification: float
     """Factor by which the step multiplies the relative error of its input; NaN if the input has no
     error, or the step has no input activations (`embed`)."""

@@ -192,7 +192,7 @@ def _work(case: Case, ours: FunctionSide, stages: tuple[str, ...], gradients: bo
 
 
 def _wide(work: Work, ours: FunctionSide, answer: Recorded, device: str) -> list[Measurement]:
-    """Compare in float64 the quantities that are recorded in float64 (`RECORDED64`)."""
+    """Compare the JAX model in float64 with the quantities recorded in float64 (`RECORDED64`)."""
     edge = PortEdge.PORT64_ORIGINAL64
     exact = ours.run(Run(Precision.FLOAT64)).stages
     comparison = Comparison(work, edge, NoiseFloors({}, PORTS), edge.dtype, device)
@@ -234,10 +234,10 @@ def _inputs(case: Case) -> tuple[jax.Array, jax.Array]:
 def _flips(
     case: Case, report: Report, ours: Mapping[str, np.ndarray], answer: Recorded, device: str
 ) -> list[Measurement]:
-    """Measure, per sparse layer, how many tokens Transformers routes to other experts.
+    """Count per sparse layer the tokens that the two sides route to different experts.
 
-    A difference is counted only if rounding of the router logits cannot explain it
-    (`expert_flips`).
+    A token is counted only if rounding of the router logits cannot explain the difference
+    (`expert_flips`). The smallest margin of a layer's choices is measured too, for information.
     """
     work = Work(case.title, case.hash, (), suite=SUBJECT)
     edge = Comparison(work, PortEdge.PORT32_ORIGINAL32, NoiseFloors({}, PORTS), "int32", device)

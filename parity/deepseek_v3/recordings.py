@@ -91,7 +91,7 @@ class RecordedSide:
         """
         if how.precision is not Precision.FLOAT32 or how.rounding is not None or how.forced:
             raise SideError(
-                "a recording has a float32 run only; for other runs install transformers"
+                "a recording holds only a float32 run: install transformers for other runs"
             )
         if how.cotangents is not None and dict(how.cotangents) != OF_LOSS:
             raise SideError("a recording has only derivatives of the loss, not of other outputs")

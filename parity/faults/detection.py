@@ -2,7 +2,7 @@
 
 A fault is detected if its witness (the case that shows it) exceeds a committed tolerance against
 the oracle. It is localised if the first wrong stage is the one that the fault declares. Programs
-run operation by operation: a fault changes the traced program, so a compiled one could not be
+run operation by operation: a fault changes the traced program, so a compiled program could not be
 reused.
 Source: docs/parity.md "Faults".
 """
@@ -122,7 +122,7 @@ class Laboratory:
         return Detection(fault, case.name)
 
     def rows(self, fault: Fault | None, case: Case, edge: MegalodonEdge) -> list[Measurement]:
-        """Return the measurements of a case on one edge, with a planted fault or (None) without."""
+        """Return the measurements of a case on one edge; `fault` is planted unless it is None."""
         # Training repeats one step many times, so compiling it pays off.
         compiled = self.compiled or case.steps > 0
         planted = fault.planted(compiled=compiled) if fault else nullcontext()

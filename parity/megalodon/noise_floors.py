@@ -1,9 +1,10 @@
 """Results of the oracle, and their noise floors: the error that float32 rounding alone causes.
 
 The oracle runs once unperturbed, and once per seed with every value perturbed by float32's unit
-roundoff (`parity.engine.measure.rounding_noise`). A response is the relative L2 difference between
-the two. The noise floor is the root mean square of the responses; the responses themselves are
-stored. A correct float32 implementation cannot be expected to have a smaller error.
+roundoff (`parity.engine.measure.rounding_noise`). A response is the relative L2 difference of a
+perturbed run from the unperturbed one. The noise floor is the root mean square of the responses;
+the responses themselves are stored. A correct float32 implementation cannot be expected to have a
+smaller error.
 Source: docs/parity.md "Tolerances".
 """
 

@@ -1,7 +1,7 @@
 """The parity suite: compares JAX model, oracle and megalodon-hf in pairs, on every case.
 
-The three are the triangle, the pairs its edges (`parity.megalodon.edges`). Source: docs/parity.md
-"The triangle".
+The three sides form the triangle, and the pairs are its edges (`parity.megalodon.edges`). Source:
+docs/parity.md "The triangle".
 """
 
 from __future__ import annotations
