@@ -83,8 +83,8 @@ def _scored(
     """
     if not context or not rest:
         raise TaskError(
-            f"{model.name}: expected a context and a continuation of at least one token each, but "
-            "one of the two is empty"
+            f"{model.name}: expected a context and a continuation of at least one token each, got "
+            "one of no token"
         )
     if len(rest) > window:
         raise TaskError(

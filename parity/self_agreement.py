@@ -119,8 +119,8 @@ def batch_agreement(
     for size in (sizes := tuple(sizes) or (count,)):
         if size < 2 or size > count or count % size:
             raise TaskError(
-                f"expected batch sizes from 2 to {count} that divide the number of rows, got "
-                f"{size}: one row is no batch, and with a remainder the last batch would be smaller"
+                f"expected batch sizes from 2 to {count} that divide it, got {size}: one row is "
+                "no batch, and with a remainder the last batch would be smaller"
             )
     alone = np.concatenate([model.log_probabilities(ids[n : n + 1]) for n in range(count)])
     results = []

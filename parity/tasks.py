@@ -257,7 +257,7 @@ def greedy_agreement(
     _check_two(first, second)
     if new_tokens < 1 or not len(prompts):
         raise TaskError(
-            f"expected at least one prompt and new_tokens >= 1, got {len(prompts)} prompts and "
+            f"expected prompts and new_tokens >= 1, got {len(prompts)} prompts and "
             f"new_tokens={new_tokens}"
         )
     splits = []

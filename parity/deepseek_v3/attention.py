@@ -218,7 +218,7 @@ def rotate(
 
 
 def _causal(L: int, S: int, before: Int[Array, ""] | int) -> Bool[Array, "L S"]:
-    """Return a causal mask, True where a query attends to a key; queries start at `before`."""
+    """Return the causal mask, True where a query attends to a key; query 0 is at `before`."""
     queries = before + jnp.arange(L, dtype=jnp.int32)
     return jnp.arange(S, dtype=jnp.int32) <= queries[:, None]
 

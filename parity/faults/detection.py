@@ -254,7 +254,7 @@ def _table(value: Mapping[str, Any]) -> DetectionTable:
 
 
 def missed(detections: Iterable[Detection]) -> list[Detection]:
-    """Return the results of the faults that none of their results localises.
+    """Return all results of the faults that are localised in none of their results.
 
     Such a fault was not detected, or only at another stage.
     """

@@ -119,7 +119,7 @@ def _bits(x: np.ndarray) -> np.ndarray:
 
 
 def replica_differences(array: Any) -> int:
-    """Return the number of shards that differ in any bit from the first shard of the same part.
+    """Return how many shards differ in any bit from the first shard of the same part of the array.
 
     The result is 0 for an array on one device and for anything that is no JAX array. Only shards on
     devices of this process are compared.
