@@ -28,8 +28,8 @@ STUDENT = 10.0
 
 The floor of a whole stage is accurate to about ten per cent. The floor of one element is the root
 mean square of four responses, so errors divided by that floor follow Student's t distribution with
-four degrees of freedom. Its tail probability at t is about 6 t^-4, which is one in a million at 49.
-With an exactly known floor (normal distribution) the same probability is at 4.9."""
+four degrees of freedom. Its two-sided tail beyond t is about 6 t^-4: one in a million beyond 49,
+compared with 4.9 for an exactly known floor (normal distribution)."""
 
 PORTS = (
     Rule(

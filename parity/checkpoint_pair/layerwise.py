@@ -58,7 +58,8 @@ class Step:
     free: float
     """Relative L2 difference of JAX's output from the reference's in the free run."""
     forced: float
-    """The same difference in the forced run, which is the error made in this step."""
+    """Relative L2 difference of JAX's output from the reference's in the forced run: the error that
+    JAX makes in this step."""
     amplification: float
     """Factor by which the step multiplies the relative error of its input; NaN if the input has no
     error, or the step has no input activations (`embed`)."""
@@ -76,7 +77,7 @@ class LayerwiseResult:
     steps: list[Step] = field(default_factory=list)
     """Errors per step, in order of computation."""
     weights: list[WeightRow] = field(default_factory=list)
-    """Comparison of the stored parameters."""
+    """Comparison of the stored parameters of the two checkpoints, one row per parameter."""
     measurements: list[Measurement] = field(default_factory=list)
     """Errors of intermediates in the forced run, with tolerances."""
     losses: tuple[float, float] = (math.nan, math.nan)

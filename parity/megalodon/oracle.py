@@ -366,7 +366,7 @@ def attention(ctx: Context, m: Array, u: Array, w: Lookup, name: str) -> Array:
 
 
 def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
-    """Return `softmax(q k^T) v` (B, Q, H, E) over keys where `visible` (B, Q, K); 0 without one."""
+    """Return `softmax(q k^T) v` (B, Q, H, E) over keys with `visible` (B, Q, K); 0 if none is."""
     visible = visible[:, None]
     scores = np.where(visible, np.einsum("bqhd,bkhd->bhqk", q, k), -1e300)
     weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True)) * visible
@@ -375,7 +375,7 @@ def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
 
 
 def held_tokens(config: MegalodonConfig, length: int) -> int:
-    """Return how many of the latest tokens a cache holds after `length` tokens."""
+    """Return how many of the latest tokens an attention cache holds after `length` tokens."""
     window = config.effective_max_cache_len
     if window is None:
         return length

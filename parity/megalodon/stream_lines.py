@@ -34,7 +34,7 @@ the cache that the wrong call reads."""
 
 @dataclass(frozen=True)
 class Start:
-    """Call, stage and tokens at which a stream first differs."""
+    """Call, stage and tokens at which a stream first differs from the oracle."""
 
     call: int
     """Index of the call in the stream, from 0."""

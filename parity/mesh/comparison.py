@@ -83,8 +83,8 @@ def compare_meshes(
             before it, to find the first one that is wrong by itself.
         masked_outputs: accept infinite elements of results, such as masked scores, if one device
             has the same infinities in float64. Otherwise an infinite result fails.
-        orders: number of reordered float32 runs on one device, at least `SEEDS`. Tolerances come
-            from the first `SEEDS`; `MeshResult.responses` has all.
+        orders: number of float32 runs with reordered sums on one device, at least `SEEDS`.
+            Tolerances come from the first `SEEDS` runs; `MeshResult.responses` has all.
         compiler_options: options of `jax.jit` for float32 programs; None: none, as users compile.
             Float64 programs are yardsticks (`parity.engine.programs.yardstick`).
         suite: `suite` of the measurements.
@@ -176,13 +176,13 @@ class _One:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     layout: Any
-    """Shardings of the arguments on `like`."""
+    """Shardings of the arguments on the mesh `like`."""
     like: Mesh
     """One of the meshes, whose axis names the mesh of one device gets."""
     watched: frozenset[str]
     """Precisions in which marks are compared too."""
     orders: int
-    """Number of reordered float32 runs."""
+    """Number of float32 runs with reordered sums."""
     options: dict[str, Any]
     """Compiler options of float32 programs."""
     _values: dict[str, Values] = field(default_factory=dict)
