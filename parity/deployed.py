@@ -1,4 +1,4 @@
-"""A torch model that is deployed in few bits, against the model that was trained.
+"""Comparison of a torch model that is deployed in few bits with the model that was trained.
 
 Three questions are separate, and none needs a chosen tolerance:
 
@@ -6,15 +6,15 @@ Three questions are separate, and none needs a chosen tolerance:
    half a step of the format, computed from the trained weights of its block and not from the stored
    scale.
 2. If a layer rounds its inputs too, does it compute what the trained layer with the deployed
-   weights computes on the rounded inputs? The rounding is repeated, so the bound is that of sums in
-   float32.
-3. Does everything else compute what the trained program computes with these weights, up to the
-   inputs of the layers that round them? The two programs are compared as a port and its original
-   (`parity.port`), so only rounding may differ. On both sides, a layer that rounds its inputs
-   passes on the result of the deployed layer.
+   weights computes on the rounded inputs? This module rounds the inputs in the same way, so the
+   bound is that of sums in float32.
+3. Does everything else compute what the trained program computes with the deployed weights? The two
+   programs are compared as a port and its original (`parity.port`), so only rounding may differ. In
+   both programs, a layer that rounds its inputs returns the result of the deployed layer, which
+   question 2 has tested.
 
-What remains is the cost of the format: the change of the outputs. Source: docs/your-own-port.md
-"What is deployed".
+The cost of the format, which is the change of the outputs, is reported too. Source:
+docs/your-own-port.md "What is deployed".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 UNCHANGED = "unchanged"
 _COMPILED = "_orig_mod."
-"""Part that `torch.compile` adds to the names of a module's parameters."""
+"""Prefix that `torch.compile` adds to the names of a module's parameters."""
 _INPUT = "rounded_input"
 """Last part of the name of the stage that holds the input of a layer which rounds its inputs; the
 first part is the layer's path."""
@@ -54,7 +54,7 @@ first part is the layer's path."""
 
 @dataclass(frozen=True)
 class DeployedWeight:
-    """One parameter or buffer of the deployed model, against the trained one."""
+    """Comparison of one parameter or buffer of the deployed model with the trained one."""
 
     name: str
     """Name of the parameter in the trained model."""
@@ -82,8 +82,10 @@ class DeployedWeight:
 
 @dataclass(frozen=True)
 class DeployedLayer:
-    """One call of a layer that rounds its inputs, against the trained layer with the same inputs
-    and the deployed weights."""
+    """Comparison of one call of a layer that rounds its inputs with the trained layer.
+
+    The trained layer gets the deployed weights and the same rounded inputs.
+    """
 
     name: str
     """Path of the layer; the second call of the layer is named `path#2`."""
@@ -114,8 +116,8 @@ class Deployment:
     layers: tuple[DeployedLayer, ...]
     """Every call of a layer that rounds its inputs, and every such layer that was not called."""
     program: Report
-    """Comparison of everything else: the deployed program against the trained program with the
-    deployed weights."""
+    """Comparison of the rest of the program: the deployed program with the trained program that has
+    the deployed weights."""
     cost: Mapping[str, float]
     """Relative L2 distance between the outputs of the deployed and of the trained model, by name of
     the output: what the format costs on these inputs."""
@@ -214,7 +216,7 @@ def compare_deployed(
 def _weights(
     trained: torch.nn.Module, deployed: torch.nn.Module
 ) -> tuple[list[DeployedWeight], dict[str, np.ndarray]]:
-    """Return a row for every parameter and buffer, and the decoded values by name.
+    """Return a row for every parameter and buffer, and the deployed values, decoded, by name.
 
     Raises:
         SideError: a parameter is not float32, is missing, or has another shape.
@@ -278,7 +280,7 @@ def _values_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _set_values(module: torch.nn.Module, values: Mapping[str, np.ndarray]) -> None:
-    """Give a module these parameters and buffers; tied ones become separate."""
+    """Set a module's parameters and buffers to `values`, by name; tied ones become separate."""
     import torch
 
     for name, value in values.items():
@@ -330,8 +332,8 @@ def _not_called(module: torch.nn.Module, called: set[str]) -> Iterator[DeployedL
 class _DeployedSide:
     """The deployed module, run unmodified; its parameters are reported decoded to float32.
 
-    Kernels for few bits have no float64, so there is only the float32 run: the trained program with
-    the same weights is the truth.
+    Kernels for few bits do not compute in float64, so this side has only one run. The trained
+    program with the same weights is the truth that it is compared with.
     """
 
     kind = "torch"
@@ -358,8 +360,9 @@ class _DeployedSide:
         return self._side.inputs()
 
     def rounding_layers(self) -> dict[str, _RoundedInputs]:
-        """Run once and return the inputs of every layer that rounds its inputs, by name of the
-        layer's stage.
+        """Run once and return the inputs of each call of a layer that rounds its inputs.
+
+        Keys are names of stages: the layer's path, `path#2` for its second call.
 
         Raises:
             SideError: such a layer is inside of a compiled module, whose stages cannot be read.
@@ -405,7 +408,7 @@ class _DeployedSide:
         """
         if how != AS_IS:
             raise SideError(
-                "a deployed module runs only unmodified, in its own precision: leave out how="
+                "a deployed module runs only unmodified, in its own precision: leave out `how`"
             )
         with contextlib.ExitStack() as stack:
             for path in self.shown:
@@ -414,15 +417,19 @@ class _DeployedSide:
 
 
 class _Fed:
-    """The trained program, in which the stages named in `values` pass on the given results instead
-    of computing their own."""
+    """The trained program as a side, with given results in place of those of some stages.
+
+    Args:
+        side: the trained program.
+        values: results by name of the stage; later stages are computed from them.
+    """
 
     def __init__(self, side: Any, values: Mapping[str, np.ndarray]) -> None:
         self.kind, self.parameters, self.inputs = side.kind, side.parameters, side.inputs
         self._side, self._values = side, values
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Run with these settings; each replaced stage is returned with the given result.
+        """Run with the settings `how`; replaced stages are returned with their given results.
 
         Raises:
             SideError: the module raises an error.
@@ -457,8 +464,8 @@ def _layer(
         name: name of the stage.
         inputs: the deployed layer's inputs.
         result: the deployed layer's result, (..., out).
-        trained: the trained layer; only its class is read.
-        values: the deployed module's parameters, decoded, by name.
+        trained: the trained layer; only its class is used.
+        values: the deployed module's parameters, decoded, by name of the parameter.
     """
     form, x = inputs.format, inputs.values
     why = form.why

@@ -33,7 +33,8 @@ SMALLEST_SCALES = (0.0, EPS, 6.1e-5)
 # Quotients are at most 255. Scale and quotient are rounded to float32, so a quotient is off by up
 # to 255 * 2^-23 = 3e-5.
 _TIE = 1e-4
-"""Distance of a quotient from a half, in steps, at which float32 may round it either way."""
+"""Largest distance of a quotient (value divided by the format's step) from a half at which float32
+may round it either way."""
 _DYNAMIC = "torch.ao.nn.quantized.dynamic"
 
 
@@ -59,7 +60,7 @@ class InputFormat:
     bits: tuple[int, ...]
     """Numbers of bits that the kernels of this layer may round to."""
     by_row: bool
-    """Whether each row has a scale; otherwise one scale serves the whole tensor."""
+    """Whether each row has its own scale; False: one scale for the whole tensor."""
     asymmetric: bool
     why: str = ""
     """Why there is no rule for this format; empty otherwise."""
@@ -101,11 +102,11 @@ def format_of_weight(weight: Any) -> InputFormat | None:
 
 
 def rounded(x: np.ndarray, form: InputFormat) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield, for each rounding convention in use, the rounded inputs and the largest error that a
-    tie causes at each element, 0 where there is no tie.
+    """Yield the rounded inputs, and the error that a tie may cause, for each rounding convention.
 
     Libraries differ in the largest integer of a symmetric format, in the smallest scale, and in the
-    number of bits. Ties are elements that float32 may round either way, by one step.
+    number of bits. A tie is an element that float32 may round either way. Both arrays have the
+    shape of `x`; the error is one step of the format at ties and 0 elsewhere.
 
     Args:
         x: inputs (..., in), float64.
@@ -217,7 +218,7 @@ def half_integer_step(
 
 
 def half_float_step(trained: np.ndarray, kind: str) -> np.ndarray:
-    """Return half the distance between the two numbers of a float format around each element."""
+    """Return half the distance between neighbouring numbers of format `kind` at each element."""
     info = ml_dtypes.finfo(FLOATS[kind])
     size = np.maximum(np.abs(trained.astype(np.float64)), float(info.smallest_normal))
     _, exponent = np.frexp(size)
@@ -245,9 +246,10 @@ def over_blocks(x: np.ndarray, block: tuple[int, ...], reduce: np.ufunc) -> np.n
 def largest_share(
     error: np.ndarray | float, bound: np.ndarray | float
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the largest error over its bound, and its element; NaN counts as largest.
+    """Return the largest ratio of an error to its bound, and the index of its element.
 
-    An error of 0 has share 0, also where the bound is 0.
+    A ratio of NaN counts as largest. An error of 0 has ratio 0, also where the bound is 0. The
+    result is (0, ()) if there are no elements.
     """
     error = np.asarray(error)
     if not error.size:

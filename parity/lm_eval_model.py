@@ -40,8 +40,8 @@ def lm_eval_model(
 
     Raises:
         ImportError: lm-eval is not installed.
-        TaskError: from the model's methods, if a continuation does not fit into the window, or a
-            request asks for sampling.
+        TaskError: raised when the returned model is used: a continuation does not fit into the
+            window, or a request asks for sampling.
     """
     try:
         from lm_eval.api.model import TemplateLM
@@ -77,9 +77,9 @@ def lm_eval_model(
 def _scored(
     model: LanguageModel, context: Sequence[int], rest: Sequence[int], window: int
 ) -> tuple[float, bool]:
-    """Return the log-likelihood of `rest` after `context` in nats, and whether it is greedy.
+    """Return the log-likelihood of `rest` after `context` in nats, and whether `rest` is greedy.
 
-    `rest` is greedy if each of its tokens is the most likely one after those before it.
+    `rest` is greedy if each of its tokens is the most likely one after all tokens before it.
     """
     if not context or not rest:
         raise TaskError(

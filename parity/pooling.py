@@ -42,7 +42,7 @@ class Draw:
     """One random draw of a program's parameters and inputs."""
 
     model: Any
-    """Any pytree of parameters, float32; matrices as (outputs, inputs)."""
+    """Any pytree of float32 parameters; matrices have the shape (outputs, inputs)."""
     inputs: tuple[Any, ...]
     """Inputs of the program: arrays; floating-point arrays are float32."""
     original: Mapping[str, np.ndarray] | None = None
@@ -151,7 +151,7 @@ class Program:
         return cls(function, model, inputs, found)
 
     def on(self, model: Any, inputs: tuple[Any, ...]) -> Program:
-        """Return this port with other parameters and inputs, of equal shapes."""
+        """Return this program with other parameters and inputs of the same shapes."""
         return replace(self, model=model, inputs=inputs)
 
     @property
@@ -246,7 +246,7 @@ def _yardstick() -> Callable[..., Any]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the geometric mean; NaN if a value is not finite, else 0 if one is 0."""
+    """Return the geometric mean of values; NaN if a value is not finite, else 0 if a value is 0."""
     if not all(math.isfinite(value) for value in values):
         return math.nan
     return 0.0 if 0.0 in values else math.exp(sum(map(math.log, values)) / len(values))

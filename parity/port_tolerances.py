@@ -24,12 +24,12 @@ NARROWING = 2.0**-29
 """Unit roundoff of float64 divided by that of float32."""
 
 STUDENT = 10.0
-"""Extra factor on bounds of few elements, whose noise floor four seeds measure inaccurately.
+"""Extra factor on bounds of few elements, whose noise floor is measured inaccurately by four seeds.
 
 The floor of a whole stage is accurate to about ten per cent. The floor of one element is the root
 mean square of four responses, so errors divided by that floor follow Student's t distribution with
-four degrees of freedom. The probability beyond t is about 6 t^-4: one in a million beyond 49, where
-an exactly known floor would need 4.9."""
+four degrees of freedom. Its two-sided tail beyond t is about 6 t^-4: one in a million beyond 49,
+compared with 4.9 for an exactly known floor (normal distribution)."""
 
 PORTS = (
     Rule(

@@ -36,7 +36,7 @@ def choose(
     recorded: Callable[[], T],
     why_unavailable: Callable[[], str | None],
 ) -> T:
-    """Return the result of running the reference ("live"), or a recorded one.
+    """Return the result of `live` (run the reference) or of `recorded` (read its recording).
 
     Args:
         prefer: "live", "recorded", or "auto": live if the reference can run, else recorded.
@@ -50,7 +50,7 @@ def choose(
 
 
 def read(path: Path, work: str, renew: str) -> dict[str, np.ndarray]:
-    """Return the arrays of a recording by name, if it is of exactly this work.
+    """Return the arrays of a recording by name, if it was made from exactly this work.
 
     Args:
         path: the recording's file.
@@ -113,7 +113,7 @@ def write(
         name: file name without suffix.
         work: hash of the work that the arrays belong to.
         arrays: arrays by name.
-        provenance: what produced them: versions, host, date.
+        provenance: what produced the arrays, such as versions, host and date.
         folder: destination.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -43,14 +43,15 @@ class Agreement:
     """Largest change of the log-probability of a token with a probability of at least `LARGE` in
     either way; infinite if the other way gives that token a probability of 0."""
     at: tuple[int, int] | None
-    """Row and position of the change `largest`; None if no token that counts for it changes."""
+    """Row and position of the change `largest`; None if `largest` is 0."""
     mean: float
-    """Mean change of the log-probability of the text's own tokens: the second way minus the first.
+    """Mean change of the log-probability of the text's own tokens: second way minus first way.
     Rounding errors have random signs, so a mean as large as the single changes has another cause.
-    0 if rows have one token; infinite or NaN if one way gives such a token a probability of 0."""
+    0 if rows have one token; infinite or NaN if one way gives one of these tokens a probability
+    of 0."""
     divergence: float
-    """Mean Kullback-Leibler divergence of the second way from the first; infinite if the second
-    gives a probability of 0 to a token that the first does not exclude."""
+    """Mean Kullback-Leibler divergence of the second way from the first, over all positions;
+    infinite if the second way gives a probability of 0 to a token that the first does not."""
 
     @property
     def equal(self) -> bool:
@@ -61,8 +62,8 @@ class Agreement:
     def within(self, nats: float) -> bool:
         """Return whether `largest` and `divergence` are at most this many nats.
 
-        Tokens below `LARGE` count in the divergence only, which is all there is where every token
-        is as improbable.
+        Tokens with a probability below `LARGE` affect only `divergence`. At a position where all
+        tokens are that improbable, only `divergence` can show a change.
         """
         return self.largest <= nats and self.divergence <= nats
 
@@ -155,8 +156,8 @@ def stream_agreement(
     # `==`, because each access to a method creates a new object.
     if stepwise == model.logits:
         raise TaskError(
-            f"{model.name} would be compared with itself: give as stepwise= the function that "
-            "computes token by token"
+            f"{model.name} would be compared with itself: pass as `stepwise` the function that "
+            "computes a text token by token"
         )
     if ids.shape[1] < 2:
         raise TaskError(f"expected at least two tokens in a row, got ids of shape {ids.shape}")

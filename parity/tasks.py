@@ -1,8 +1,9 @@
 """Agreement of two language models on a task: perplexity of a text, and greedy continuations.
 
-Gates on logits tell whether two programs compute the same function. These numbers tell what a
-difference means to a user, each with an interval, also where a difference is intended: weights in
-few bits, another precision, another attention kernel. Source: docs/your-own-port.md "Tasks".
+Gates on logits tell whether two programs compute the same function. The agreement on a task tells
+what a difference means to a user, with a confidence interval. It applies to intended differences
+too: weights in few bits, another precision, another attention kernel. Source:
+docs/your-own-port.md "Tasks".
 """
 
 from __future__ import annotations
@@ -96,10 +97,10 @@ class TextAgreement:
     difference: float
     """Mean negative log-likelihood of the first model minus the second's, in nats per token."""
     interval: tuple[float, float]
-    """Confidence interval of `difference`: Student's t over windows, whose tokens depend on one
-    another."""
+    """Confidence interval of `difference`: Student's t over the means of windows, because tokens of
+    one window depend on one another."""
     same_best: int
-    """Number of predictions, of `tokens`, in which both models have the same most likely token."""
+    """Number of the `tokens` predictions in which both models have the same most likely token."""
     equal: bool
     """Whether all probabilities of all tokens are equal bit for bit."""
 
@@ -107,8 +108,8 @@ class TextAgreement:
         """Return whether the whole interval is less than `margin` nats per token from 0.
 
         This criterion is a test of equivalence: two one-sided tests, each at half of 1 - `LEVEL`. A
-        short text has a wide interval and gives False, while a test for a difference would find
-        none.
+        short text has a wide interval, so the result is False, although a test for a difference
+        would find none.
         """
         return all(abs(end) < margin for end in self.interval)
 
@@ -164,7 +165,7 @@ class GreedyAgreement:
         return float(found.low), float(found.high)
 
     def text(self) -> str:
-        """Return the result as a line, then a line for each of the first five splits."""
+        """Return the result as text: one line, then one for each of the first five splits."""
         low, high = self.interval
         lines = [
             f"{self.same} of {self.prompts} prompts are continued alike for {self.new_tokens} "
@@ -186,8 +187,8 @@ def text_agreement(
 ) -> TextAgreement:
     """Compare the perplexities that two models give a text.
 
-    The text is cut into windows of equal length, each of which both models see from its start; a
-    rest that fills no window is left out. Each window's first token is predicted by neither.
+    The text is cut into windows of equal length, and each window is a separate input of both
+    models. A rest that fills no window is left out. The first token of a window is not predicted.
 
     Args:
         first: a model.
@@ -204,7 +205,7 @@ def text_agreement(
     _check_two(first, second)
     ids = _checked_ids(ids)
     if window < 2 or rows < 1:
-        raise TaskError(f"expected window >= 2 and rows >= 1, got {window} and {rows}")
+        raise TaskError(f"expected window >= 2 and rows >= 1, got window={window}, rows={rows}")
     count = len(ids) // window
     if count < 2:
         raise TaskError(
@@ -255,7 +256,10 @@ def greedy_agreement(
     """
     _check_two(first, second)
     if new_tokens < 1 or not len(prompts):
-        raise TaskError(f"expected prompts and new_tokens >= 1, got {len(prompts)}, {new_tokens}")
+        raise TaskError(
+            f"expected prompts and new_tokens >= 1, got {len(prompts)} prompts and "
+            f"new_tokens={new_tokens}"
+        )
     splits = []
     for number, prompt in enumerate(prompts):
         ids = _checked_ids(prompt)
@@ -299,7 +303,7 @@ def _check_vocabularies(
     if sizes[0] != sizes[1]:
         raise TaskError(
             f"expected vocabularies of one size, got {sizes[0]} of {models[0].name} and {sizes[1]} "
-            f"of {models[1].name}: leave out logits that are padding"
+            f"of {models[1].name}: remove the logits of padding tokens"
         )
     if ids.min() < 0 or ids.max() >= sizes[0]:
         raise TaskError(
@@ -309,7 +313,10 @@ def _check_vocabularies(
 
 
 def _mean_of_windows(means: np.ndarray) -> tuple[float, tuple[float, float]]:
-    """Return the mean of values of independent windows, and its confidence interval (`LEVEL`)."""
+    """Return the mean over independent windows, and its confidence interval (`LEVEL`).
+
+    `means` has one value per window.
+    """
     mean = float(means.mean())
     error = float(means.std(ddof=1)) / math.sqrt(len(means))
     reach = error * float(stats.t.ppf((1 + LEVEL) / 2, len(means) - 1))

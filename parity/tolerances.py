@@ -71,14 +71,14 @@ in a format over the loss after the same drill in float32."""
 
 @dataclass(frozen=True, slots=True)
 class FormatBound:
-    """Largest errors of a product in a low-precision format before a wider format is advised."""
+    """Largest errors of a product in a low-precision format that need no wider format."""
 
     error: float
     """Relative L2 error of the product."""
     underflow: float
     """Fraction of an operand's elements that underflow to 0."""
     reason: str
-    """Measured error and underflow that the bounds are based on."""
+    """Measured errors and underflows that the two bounds are based on, in words."""
 
 
 FORMAT_BOUNDS = {
@@ -148,8 +148,8 @@ DRIFT_WORST = 2.0
 machine."""
 # Such errors are still a factor of 100 below their tolerance.
 DRIFT_SHARE = 0.01
-"""Smaller errors count as this fraction of their tolerance in an error level, so their drift does
-not matter."""
+"""Lower limit of errors in an error level, as a fraction of their tolerance: smaller errors are
+raised to this limit, so that their drift has no effect."""
 # The random draws depend only on the rounded values, so every machine has the same. One set of
 # draws in two million exceeds the bound.
 UNBIASED = 5.0

@@ -40,7 +40,8 @@ from parity.megalodon.runner import JaxSubject
 from parity.megalodon.tolerance_table import NoiseFloors
 
 TOKENS = 40
-"""Largest number of tokens of the text; the oracle runs it eleven times in float64."""
+"""Largest number of tokens of the text on which an export is verified. The limit saves time: the
+oracle runs the text eleven times in float64."""
 EDGE = MegalodonEdge.JAX32_REFERENCE32
 """Pair of sides whose tolerance applies: JAX against megalodon-hf, both float32."""
 
@@ -60,7 +61,7 @@ class Export:
     reason: str
     """The verification in words, or the reason why there was none."""
     record: dict[str, Any]
-    """Content of `export.json`, a file in the folder."""
+    """Content of the file `export.json` in the folder."""
 
 
 def export_pretrained(
@@ -126,11 +127,11 @@ def export_pretrained(
 
 
 def check_tensors(expected: Mapping[str, Tensor], folder: Path) -> None:
-    """Check that a folder has exactly these tensors, bit by bit.
+    """Check that a folder has exactly the expected tensors, bit by bit.
 
     Args:
-        expected: tensors by name.
-        folder: folder with safetensors, in one file or in shards.
+        expected: the model's tensors by name.
+        folder: the exported folder with safetensors, in one file or in shards.
 
     Raises:
         ExportError: a tensor is missing, extra or different; the message names the first one.
@@ -160,7 +161,9 @@ def verified(folder: Path, report: Callable[[str], None] = lambda line: None) ->
         report: called with a line of progress per step.
 
     Returns:
-        The fields `verified` (True), `reason` and `logits` of the folder's `export.json`.
+        Fields of the folder's `export.json`: `verified` is True, `reason` describes the
+        verification in words, `logits` has the error of the logits (relative L2), its bound and the
+        number of tokens.
 
     Raises:
         ExportError: megalodon-hf reports problems in the folder, or the two sides differ; the
@@ -210,7 +213,7 @@ def verified(folder: Path, report: Callable[[str], None] = lambda line: None) ->
 def text(config: MegalodonConfig) -> np.ndarray:
     """Return random token ids (1, L) without padding, the same in every run.
 
-    L is a little more than a chunk, but at most `TOKENS`.
+    L is about 9/8 of the chunk size, but at most `TOKENS` (and at least 2).
     """
     length = min(config.chunk_size + max(1, config.chunk_size // 8), TOKENS)
     ids = np.random.default_rng(0).integers(0, config.vocab_size, (1, max(2, length)))
@@ -239,9 +242,9 @@ def _check_equal(
     Args:
         name: name of the tensor.
         expected: rows of the model's tensor.
-        found: the same rows on the other side.
+        found: the same rows of the tensor in the folder, or in megalodon-hf.
         start: index of the first of these rows in the tensor.
-        side: name of the other side, for the message.
+        side: where `found` comes from, for the message.
 
     Raises:
         ExportError: the arrays differ.

@@ -51,8 +51,8 @@ class Stored:
     tensors: dict[str, Tensor]
     """Parameters by torch name."""
     lazy: bool
-    """Whether all tensors are read from safetensors files on use. False: from a torch file, or in
-    memory."""
+    """Whether all tensors are in safetensors files and read on use. False: some are in a torch file
+    or in memory."""
 
     @property
     def nbytes(self) -> int:
@@ -64,10 +64,11 @@ class Stored:
         return self.tensors[name].read().astype(np.float32)
 
     def problems(self, config: MegalodonConfig) -> list[WeightRow]:
-        """Return the tensors that a model of this configuration would reject; no values are read.
+        """Return a row for each tensor that a model of this configuration would reject.
 
-        Each missing, extra or differently shaped tensor, and each tensor whose dtype is no float,
-        gets a row "not comparable". Empty if all tensors fit.
+        These are missing, extra and differently shaped tensors, and tensors whose dtype is no
+        float. The verdict of the rows is "not comparable". No values are read. The list is empty if
+        all tensors fit.
         """
         table = {row.name: row.shape for row in weight_table(config)}
         allowed = set(table) | ({HEAD} if config.tied else set())
@@ -82,10 +83,9 @@ class Stored:
         return rows
 
     def untied(self) -> list[WeightRow]:
-        """Return one failing row if the head is tied but stored with other values than the
-        embedding.
+        """Check that a tied head, if it is stored, has the same values as the embedding.
 
-        Otherwise the list is empty.
+        The list has one failing row if the values differ, and is empty otherwise.
         """
         if not self.config.tied or HEAD not in self or EMBEDDING not in self:
             return []
@@ -115,8 +115,8 @@ class WeightRow:
     """Relative L2 difference in float32; NaN if values were not compared or are not finite,
     infinite if torch's are all 0 and JAX's are not."""
     hashes: tuple[str, str] = ("", "")
-    """Hashes of the values in float32, torch side first; equal hashes mean equal values. Empty if
-    values were not compared."""
+    """Hashes of the values in float32, first of the torch side, then of the JAX side; equal hashes
+    mean equal values. Both are empty if values were not compared."""
 
 
 def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | None = None) -> Stored:
@@ -160,9 +160,9 @@ def converted(theirs: Stored) -> Stored:
 
 
 def config_differences(theirs: MegalodonConfig, ours: MegalodonConfig) -> list[WeightRow]:
-    """Return a row "not comparable" for each field that makes two configurations different models.
+    """Return a row with verdict "not comparable" for each field in which two configurations differ.
 
-    Fields that do not affect an uncached evaluation, such as dtypes, are ignored.
+    Fields that do not affect an evaluation without a cache, such as dtypes, are ignored.
     """
     left, right = theirs.to_dict(), ours.to_dict()
     left["rope_base"], right["rope_base"] = theirs.effective_rope_base, ours.effective_rope_base
@@ -177,8 +177,8 @@ def config_differences(theirs: MegalodonConfig, ours: MegalodonConfig) -> list[W
 def compare_values(name: str, theirs: Tensor, ours: Tensor) -> WeightRow:
     """Compare two tensors of equal shape by value in float32, a few rows at a time.
 
-    The result passes only if all values are finite and equal. A difference of stored dtypes alone
-    is noted, but passes.
+    The row passes only if all values are finite and equal. If only the stored dtypes differ, the
+    row passes with a note.
     """
     digests = [hashlib.sha256()] * 2
     spoiled, difference, scale, only_rounded = [0, 0], 0.0, 0.0, True
@@ -211,7 +211,7 @@ def compare_values(name: str, theirs: Tensor, ours: Tensor) -> WeightRow:
 
 
 def compare_all(theirs: Stored, ours: Stored) -> Iterator[WeightRow]:
-    """Yield the comparison of every parameter of two checkpoints that match `theirs.config`."""
+    """Compare every parameter of two checkpoints that match `theirs.config`; yield a row each."""
     for row in weight_table(theirs.config):
         yield compare_values(row.name, theirs.tensors[row.name], ours.tensors[row.name])
 

@@ -43,7 +43,8 @@ from parity.megalodon.edges import MegalodonEdge
 from parity.megalodon.tolerance_table import NoiseFloors
 
 WIDE = 1 << 22
-"""Largest number of parameters of a layer with which JAX also runs it in float64."""
+"""Largest number of parameters of a layer that JAX runs in float64 too; larger layers run only in
+float32."""
 LOGITS_AT_ONCE, HEAD_AT_ONCE = 1 << 19, 1 << 20
 """Largest numbers of elements of the logits, and of the head, that are in memory at a time."""
 
@@ -57,13 +58,14 @@ class Step:
     free: float
     """Relative L2 difference of JAX's output from the reference's in the free run."""
     forced: float
-    """The same difference in the forced run: the error made in this step."""
+    """Relative L2 difference of JAX's output from the reference's in the forced run: the error that
+    JAX makes in this step."""
     amplification: float
     """Factor by which the step multiplies the relative error of its input; NaN if the input has no
     error, or the step has no input activations (`embed`)."""
     share: float
-    """Largest fraction of a tolerance that a gate of this step uses; infinite if the step has no
-    gate."""
+    """Largest error divided by its tolerance, over the gates of this step; infinite if the step has
+    no gate or an error is NaN."""
     where: str
     """Intermediate and edge of the gate that `share` belongs to; empty if there is none."""
 
@@ -75,7 +77,7 @@ class LayerwiseResult:
     steps: list[Step] = field(default_factory=list)
     """Errors per step, in order of computation."""
     weights: list[WeightRow] = field(default_factory=list)
-    """Comparison of the stored parameters."""
+    """Comparison of the stored parameters of the two checkpoints, one row per parameter."""
     measurements: list[Measurement] = field(default_factory=list)
     """Errors of intermediates in the forced run, with tolerances."""
     losses: tuple[float, float] = (math.nan, math.nan)
@@ -87,13 +89,13 @@ class _Flow:
     """Input and output activations of a step, (B, L, D)."""
 
     free: np.ndarray
-    """JAX's own input, in the free run."""
+    """JAX's input in the free run: its own output of the previous step."""
     fed: np.ndarray
-    """The reference's input, which all sides get in the forced run."""
+    """The reference's input, which JAX and oracle get too in the forced run."""
     moved: np.ndarray
-    """JAX's output for `free`."""
+    """JAX's output for the input `free`."""
     going: np.ndarray
-    """The reference's output for `fed`."""
+    """The reference's output for the input `fed`."""
 
 
 class Walk:
@@ -103,7 +105,8 @@ class Walk:
         theirs: the torch side, whose weights the oracle and megalodon-hf use.
         ours: the JAX side; its tensors must match the configuration of `theirs`.
         ids: token ids (B, L) int32, below the vocabulary size.
-        live: run megalodon-hf; False: the oracle, rounded to float32, is the reference.
+        live: whether megalodon-hf runs and is the reference. False: the reference is the oracle,
+            rounded to float32.
         report: called with a line of progress per step.
 
     Raises:
@@ -215,10 +218,11 @@ class Walk:
             name: name of the step.
             last: name of the step's output among the intermediates.
             ours: JAX's intermediates in float32, in the forced run.
-            theirs: megalodon-hf's intermediates; None if megalodon-hf does not run.
-            exact: the oracle's intermediates.
-            floors: noise floors by intermediate.
-            wide: JAX's intermediates in float64; None if the layer is too large.
+            theirs: megalodon-hf's intermediates for the same input; None if megalodon-hf does not
+                run.
+            exact: the oracle's intermediates for the same input.
+            floors: noise floors (relative L2) by intermediate.
+            wide: JAX's intermediates in float64; None if JAX does not run this step in float64.
             flow: activations of both runs; None for the embedding, which has no input activations.
         """
         rows = self._edge(MegalodonEdge.JAX64_ORACLE, floors).run(wide, exact) if wide else []
@@ -259,9 +263,10 @@ class Walk:
 
 
 def _closest(rows: list[Measurement]) -> tuple[float, str]:
-    """Return the largest used fraction of a tolerance, and its intermediate and edge as text.
+    """Return the largest error divided by its tolerance, and that gate's intermediate and edge.
 
-    Without gates, the result is (infinity, "").
+    Intermediate and edge are one text. An error that is NaN counts as infinite. Without gates, the
+    result is (infinity, "").
     """
     gates = [row for row in rows if row.verdict is not Verdict.INFO]
     shares = [math.inf if math.isnan(row.fraction) else row.fraction for row in gates]

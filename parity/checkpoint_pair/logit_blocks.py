@@ -25,13 +25,13 @@ _FORCED = {
 class LogitsApart:
     """Errors and losses of logits, accumulated over blocks of the vocabulary.
 
-    A block has logits (B, L, V') by side: `ours` (JAX) and `theirs` (megalodon-hf) computed from
-    the reference's hidden states, `free` (JAX) from JAX's own, `exact` by the oracle, and `noise`
-    by the oracle with perturbations of one unit roundoff. If megalodon-hf does not run, `exact`
-    stands in for `theirs`.
+    A block has logits (B, L, V') of five sides. Computed from the reference's hidden states are
+    `ours` (JAX), `theirs` (megalodon-hf), `exact` (oracle) and `noise` (oracle, with perturbations
+    of one unit roundoff). `free` (JAX) is computed from JAX's own hidden states. If megalodon-hf
+    does not run, `exact` replaces `theirs`.
 
     Args:
-        labels: token ids (B, L) int32, not shifted; -100 is ignored.
+        labels: token ids (B, L) int32, not shifted; a label -100 is no target.
     """
 
     def __init__(self, labels: np.ndarray):
@@ -46,7 +46,7 @@ class LogitsApart:
 
         Args:
             start: first token id of the block.
-            sides: logits (B, L, V') by side; `theirs` may be None.
+            sides: logits (B, L, V') by name of the side; `theirs` may be None.
         """
         self.live = sides["theirs"] is not None
         given = {name: block for name, block in sides.items() if block is not None}
@@ -85,7 +85,8 @@ class LogitsApart:
         probable token, and difference of losses.
 
         Args:
-            edge: returns the settings of the comparison of an edge, with these `floors`.
+            edge: function that returns the `Comparison` of an edge, with `self.floors` as its noise
+                floors.
         """
         rows = []
         for name, pair in _FORCED.items():
@@ -109,10 +110,10 @@ class LogitsApart:
 
 
 class Reader:
-    """Accumulates most probable token and log-likelihood of the targets over blocks of logits.
+    """Finds each position's most probable token and its target's log-likelihood, block by block.
 
     Args:
-        targets: token that each position should predict, (B, L); -100: none.
+        targets: token id that each position should predict, (B, L); -100: no target.
     """
 
     def __init__(self, targets: np.ndarray):

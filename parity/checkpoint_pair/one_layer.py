@@ -1,4 +1,4 @@
-"""Single layers of JAX, megalodon-hf and oracle, with only one layer's weights in memory.
+"""Runs of a single layer in JAX, megalodon-hf and the oracle, with only its weights in memory.
 
 Source: docs/parity.md "Big checkpoints".
 """
@@ -56,7 +56,10 @@ def last_intermediate(index: int) -> str:
 
 
 def looked_up(stored: Stored, ids: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
-    """Return the embeddings (B, L, D) of token ids; only the used rows of the table are read."""
+    """Return the embeddings (B, L, D) of token ids (B, L), scaled if the configuration says so.
+
+    Only the used rows of the table are read.
+    """
     used, place = np.unique(ids, return_inverse=True)
     rows = stored.tensors[EMBEDDING].take(used).astype(dtype)[place.reshape(ids.shape)]
     config = stored.config
@@ -83,7 +86,7 @@ class JaxLayer:
         return sum(leaf.size for leaf in self._weights.values())
 
     def weights(self, theirs: Stored) -> list[WeightRow]:
-        """Return the comparison of each parameter of the module with the torch checkpoint's."""
+        """Compare each parameter of this layer with the torch checkpoint `theirs`, a row each."""
         module = named_leaves(self._module("float32"))
         rows = []
         for name, leaf in module.items():
@@ -169,12 +172,12 @@ class ReferenceLayer:
             parameter.data = parameter.new_empty(0)
 
     def run(self, theirs: Stored, index: int, x: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the intermediates of a layer or the final norm, given activations x (B, L, D).
+        """Return the intermediates (float32) of a layer or the final norm, by name.
 
         Args:
             theirs: the torch checkpoint.
             index: index of the layer, or `FINAL`.
-            x: input activations.
+            x: input activations (B, L, D).
         """
         if index == FINAL:
             with self._filled(self._model.model.norm, theirs, index) as norm:
@@ -197,7 +200,10 @@ class ReferenceLayer:
         return intermediates
 
     def logits(self, x: np.ndarray, head: np.ndarray) -> np.ndarray:
-        """Return logits (B, L, V') from x (B, L, D) and rows of the head (V', D), by torch."""
+        """Compute in torch the logits (B, L, V') of hidden states x (B, L, D).
+
+        `head` has the rows (V', D) of the head for a block of the vocabulary.
+        """
         return _array(self._tensor(x) @ self._tensor(head).T)
 
     @contextlib.contextmanager
@@ -269,9 +275,9 @@ class OracleLayer:
 
         Args:
             x: input activations (B, L, D).
-            rng: generator of signs for the noise floor. It perturbs the input and every
-                intermediate by one unit roundoff, and weights by `perturbation.of_weight`. None:
-                unperturbed.
+            rng: generator of random signs for the noise floor: the input and every intermediate are
+                perturbed by one unit roundoff, weights by `perturbation.of_weight`. None: nothing
+                is perturbed.
         """
         intermediates: dict[str, np.ndarray] = {}
 
@@ -305,7 +311,7 @@ class Widened:
     Args:
         stored: the checkpoint.
         prefix: prefix of the weights' names, which is left out of the keys.
-        rng: generator of signs that perturb the weights; None: unperturbed.
+        rng: generator of the random signs of perturbations; None: weights are not perturbed.
     """
 
     def __init__(self, stored: Stored, prefix: str, rng: np.random.Generator | None):

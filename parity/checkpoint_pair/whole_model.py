@@ -40,8 +40,8 @@ def text_case(
     Args:
         name: name of the case.
         config: configuration of the model.
-        ids: token ids (B, L) int32; they are the labels too, except ids that a separate head of
-            `output_size` logits cannot predict.
+        ids: token ids (B, L) int32. They are the labels too; ids that a separate head of
+            `output_size` logits cannot predict are ignored as labels.
         weights: float32 arrays by torch name; None: the case has no weights, because they are
             compared layer by layer.
         digest: text that identifies the weights in the case's hash; None: the hash covers the
@@ -93,12 +93,11 @@ def triangle(theirs: Stored, ours: Stored, ids: np.ndarray, *, live: bool) -> li
 
 
 def _about_the_checkpoint(row: Measurement) -> Measurement:
-    """Return a measurement of `error_over_reference` without its tolerance, and any other
-    measurement unchanged.
+    """Remove the tolerance of a measurement of `error_over_reference`; return others unchanged.
 
-    The rule that JAX is no less accurate than megalodon-hf applies to the committed cases only. At
-    larger sizes the ratio depends more on the libraries than on the weights: a correct projection
-    of 1024 features has 1.4 times torch's error in XLA.
+    The metric is JAX's error divided by megalodon-hf's. Its tolerance (JAX is no less accurate)
+    applies to the committed cases only. At larger sizes the ratio depends more on the libraries
+    than on the weights: a correct projection of 1024 features has 1.4 times torch's error in XLA.
     """
     if row.metric != "error_over_reference" or math.isnan(row.value):
         return row
@@ -113,12 +112,12 @@ class Fixed:
     subject: JaxSubject
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Return the named arrays of `self.case`; the argument is ignored."""
+        """Run the JAX model on `self.case`; return its results by name. `case` is ignored."""
         return self.subject.run(self.case)
 
 
 class Absent:
-    """Stands in for megalodon-hf where it cannot run: it has no results."""
+    """Placeholder for megalodon-hf where it cannot run: a reference without results."""
 
     kind = "absent"
     omits = "everything"
@@ -133,9 +132,9 @@ class Absent:
         return False
 
     def run(self, case: Case) -> dict[str, np.ndarray]:
-        """Raise RecordingError: this stands for a reference that did not run.
+        """Raise RecordingError, because megalodon-hf did not run.
 
-        The suite reports its comparison as not comparable.
+        The suite then reports the comparison with megalodon-hf as not comparable.
         """
         raise RecordingError("megalodon-hf did not run")
 

@@ -136,7 +136,7 @@ class Attention(eqx.Module):
     def queries(
         self, x: Float[Array, "B L D"], positions: Num[Array, "B L"], scope: str = ""
     ) -> tuple[Float[Array, "B L H n"], Float[Array, "B L H r"]]:
-        """Return the queries in two parts: the part without a position, and the rotated part."""
+        """Return the queries in two parts: the non-rotary part, and the part rotated by RoPE."""
         if self.q_proj is not None:
             q = self.q_proj(x)
         else:
@@ -150,14 +150,14 @@ class Attention(eqx.Module):
     def compress(
         self, x: Float[Array, "B L D"], positions: Num[Array, "B L"], scope: str = ""
     ) -> LayerCache:
-        """Return the cache entries of tokens with hidden states `x`."""
+        """Return the cache entries of L tokens with normalised hidden states `x`."""
         both = self.kv_a_proj_with_mqa(x)
         latent, rot = jnp.split(both, [self.config.kv_lora_rank], axis=-1)
         latent = checkpoint_name(self.kv_a_layernorm(latent), f"{scope}kv_latent")
         return LayerCache(latent, rotate(rot[:, :, None], positions, self.config)[:, :, 0])
 
     def expand(self) -> tuple[Float[Array, "H n R"], Float[Array, "H v R"]]:
-        """Return the matrices that expand latents to keys without position and to values."""
+        """Return the matrices per head that expand latents to non-rotary keys, and to values."""
         c = self.config
         both = self.kv_b_proj.weight.reshape(c.num_attention_heads, -1, c.kv_lora_rank)
         return both[:, : c.qk_nope_head_dim], both[:, c.qk_nope_head_dim :]
@@ -196,9 +196,10 @@ class Attention(eqx.Module):
 def rotate(
     x: Float[Array, "B L H r"], positions: Num[Array, "B L"], config: MLAMoEConfig
 ) -> Float[Array, "B L H r"]:
-    """Rotate pairs of the last axis by position times `config.rotations()`.
+    """Apply RoPE: rotate pairs of elements of the last axis by position times the pair's rate.
 
-    Angles are computed in at least float32. The result has the dtype of `x`.
+    Rates are `config.rotations()`. Angles are computed in at least float32. The result has the
+    dtype of `x`.
     """
     wide = widened(x.dtype)
     rates = jnp.asarray(config.rotations(), wide)
@@ -217,7 +218,7 @@ def rotate(
 
 
 def _causal(L: int, S: int, before: Int[Array, ""] | int) -> Bool[Array, "L S"]:
-    """Return which of S keys each of L queries attends to, if the first is at position `before`."""
+    """Return the causal mask, True where a query attends to a key; query 0 is at `before`."""
     queries = before + jnp.arange(L, dtype=jnp.int32)
     return jnp.arange(S, dtype=jnp.int32) <= queries[:, None]
 

@@ -83,7 +83,7 @@ def build(
 
     Args:
         config: configuration of the model.
-        tensors: all parameters; a tied head may be included.
+        tensors: all parameters by name; a tied head may be included.
         source: name of the tensors' origin, for error messages.
 
     Raises:

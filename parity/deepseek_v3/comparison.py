@@ -107,7 +107,9 @@ def forward(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
 
 
 def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
-    """Return the loss; logits, intermediates and gradients are named with `checkpoint_name`.
+    """Return the mean next-token loss, and compute its gradients by all parameters.
+
+    Logits, intermediates and gradients are named with `checkpoint_name`.
 
     Args:
         model: the JAX model.
@@ -124,13 +126,14 @@ def traced(model: MLAMoEForCausalLM, ids: Any, positions: Any) -> jax.Array:
 
 
 def side(case: Case, model: MLAMoEForCausalLM | None = None) -> FunctionSide:
-    """Return the JAX model on a case as a side for `parity.port`; the side caches compiled
-    programs.
+    """Return the JAX model on a case as a side for `parity.port`.
+
+    The side caches its compiled programs.
 
     Args:
         case: configuration, weights and inputs.
-        model: a model to use instead, for example with a planted defect; None: the model of the
-            case.
+        model: model to use in place of the case's, for example with a planted defect; None: the
+            case's model.
     """
     return FunctionSide(forward, case.model() if model is None else model, *_inputs(case))
 
@@ -148,8 +151,8 @@ def compare(
     Args:
         case: configuration, weights and inputs.
         answer: Transformers' results, from `answer`, `live` or `recorded`.
-        ours: a result of `side`, to reuse its compiled programs or to compare another model; None:
-            a new result of `side`.
+        ours: the JAX model as a side, a result of `side`, to reuse its compiled programs or to
+            compare another model; None: `side(case)`.
         gradients: also compare gradients, which take most of the time.
         device: device named in the measurements.
     """
@@ -178,7 +181,7 @@ def compare(
 
 
 def _work(case: Case, ours: FunctionSide, stages: tuple[str, ...], gradients: bool) -> Work:
-    """Return the work that identifies measurements across runs.
+    """Return the `Work` of a comparison, whose hash identifies measurements across runs.
 
     Its hash covers the JAX model's parameters and inputs, and the names of compared quantities.
     """
@@ -189,7 +192,7 @@ def _work(case: Case, ours: FunctionSide, stages: tuple[str, ...], gradients: bo
 
 
 def _wide(work: Work, ours: FunctionSide, answer: Recorded, device: str) -> list[Measurement]:
-    """Compare in float64 the few quantities of which a float64 recording exists (`RECORDED64`)."""
+    """Compare the JAX model in float64 with the quantities recorded in float64 (`RECORDED64`)."""
     edge = PortEdge.PORT64_ORIGINAL64
     exact = ours.run(Run(Precision.FLOAT64)).stages
     comparison = Comparison(work, edge, NoiseFloors({}, PORTS), edge.dtype, device)
@@ -231,10 +234,10 @@ def _inputs(case: Case) -> tuple[jax.Array, jax.Array]:
 def _flips(
     case: Case, report: Report, ours: Mapping[str, np.ndarray], answer: Recorded, device: str
 ) -> list[Measurement]:
-    """Measure, per sparse layer, how many tokens Transformers routes to other experts.
+    """Count per sparse layer the tokens that the two sides route to different experts.
 
-    A difference is counted only if rounding of the router logits cannot explain it
-    (`expert_flips`).
+    A token is counted only if rounding of the router logits cannot explain the difference
+    (`expert_flips`). The smallest margin of a layer's choices is measured too, for information.
     """
     work = Work(case.title, case.hash, (), suite=SUBJECT)
     edge = Comparison(work, PortEdge.PORT32_ORIGINAL32, NoiseFloors({}, PORTS), "int32", device)
@@ -258,7 +261,9 @@ def _flips(
 def chosen(
     logits: np.ndarray, bias: np.ndarray, config: MLAMoEConfig
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the experts (T, k) that the router chooses from its logits, and margins (T,).
+    """Return the experts (T, k) that the router chooses, and the margins (T,) of the choices.
+
+    Margins are defined in `router.choose`.
 
     Args:
         logits: router logits (T, E).

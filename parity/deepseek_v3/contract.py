@@ -36,8 +36,9 @@ def gates(case: Case, answer: Recorded, ours: Side) -> Iterator[Gate]:
 
     Args:
         case: the case.
-        answer: Transformers' results; only names of stages, and whether they are live, are used.
-        ours: the JAX model as a side; only names of its parameters are used.
+        answer: Transformers' results. Only the names of stages and sparse layers are used, and
+            whether the results are live.
+        ours: the JAX model as a side; only the names of its parameters are used.
     """
     live = answer.kind == "live"
     stages = [name for name in answer.stages if not name.endswith(CHOSEN)]

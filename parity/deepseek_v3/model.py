@@ -301,8 +301,8 @@ def generate(
     B, L = prompt.shape
     if L < 1 or new_tokens < 1:
         raise ValueError(
-            f"generate: expected at least one token each, got a prompt of {L} and {new_tokens} new "
-            "tokens; begin an empty prompt with the begin-of-text token."
+            f"generate: expected a prompt and new_tokens of at least 1, got a prompt of {L} and "
+            f"{new_tokens} new tokens; begin an empty prompt with the begin-of-text token."
         )
     token, cache = _advance(model, prompt, empty_cache(model, B, L + new_tokens))
     said = [prompt, token]

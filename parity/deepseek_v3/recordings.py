@@ -40,7 +40,7 @@ class Recorded:
     float64: dict[str, np.ndarray]
     """The quantities `RECORDED64` in float64."""
     chosen: dict[str, np.ndarray]
-    """Experts chosen for each token, (T, k) int32, by `layers.{i}`."""
+    """Experts chosen for each token, (T, k) int32, by name of the layer (`layers.{i}`)."""
     kind: str
     """"live" or "recorded"."""
     versions: dict[str, str]
@@ -51,7 +51,10 @@ class Recorded:
 
     @property
     def pins(self) -> tuple[Pin, ...]:
-        """Pairs of stages of the two sides by name, so that no stage is paired by its values."""
+        """Pairs of stages of the two sides by name, so that no stage is paired by its values.
+
+        Stages with chosen experts have no partner.
+        """
         return tuple(
             Pin(None if name.endswith(reference.CHOSEN) else name, theirs)
             for name, theirs in self.stages.items()
@@ -80,7 +83,7 @@ class RecordedSide:
         return {"0": self.case.ids}
 
     def run(self, how: Run = AS_IS) -> Trace:
-        """Return the recorded run, with gradients if `how` asks for gradients of the loss.
+        """Return the recorded run; it has gradients only if `how` asks for those of the loss.
 
         Raises:
             SideError: `how` asks for another precision, for rounding or replaced values, or for
@@ -88,7 +91,7 @@ class RecordedSide:
         """
         if how.precision is not Precision.FLOAT32 or how.rounding is not None or how.forced:
             raise SideError(
-                "a recording has a float32 run only; for other runs install transformers"
+                "a recording holds only a float32 run: install transformers for other runs"
             )
         if how.cotangents is not None and dict(how.cotangents) != OF_LOSS:
             raise SideError("a recording has only derivatives of the loss, not of other outputs")
@@ -185,7 +188,10 @@ def answer(case: Case, which: str = "auto") -> Recorded:
 
 
 def record(case: Case, folder: Path = FOLDER) -> Path:
-    """Run Transformers on a case, write its results, and return the file; raises as `live`."""
+    """Run Transformers on a case, write a recording of its results, and return the file's path.
+
+    Raises as `live`.
+    """
     said = live(case)
     arrays = {f"float32/{n}": a for n, a in said.float32.items()}
     arrays |= {f"float64/{n}": a for n, a in said.float64.items()}
@@ -195,7 +201,7 @@ def record(case: Case, folder: Path = FOLDER) -> Path:
 
 
 def record_all(names: Collection[str] = ()) -> Iterator[Path]:
-    """Run Transformers on the named cases (default: all) and yield the written files.
+    """Run Transformers on the named cases (default: all); yield the paths of the recordings.
 
     Raises as `record`, and ValueError for an unknown name.
     """

@@ -42,7 +42,10 @@ _INTERMEDIATES = {
 
 
 def why_unavailable() -> str | None:
-    """Return why the reference cannot run here, without importing it; None if it can run."""
+    """Return the reason why the reference cannot run here; None if it can run.
+
+    Only the installed versions are checked; nothing is imported.
+    """
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             return f"{package} is not installed; {INSTALL}"
@@ -64,8 +67,9 @@ def side(
 ) -> TorchSide:
     """Return the reference as a side whose output is the mean next-token loss in nats.
 
-    A gate (router) of Transformers has no submodule for its results. So submodules are added whose
-    outputs are the router logits (T, E) and, as floats, the experts chosen for each token (T, k).
+    Routers of Transformers (modules called `gate`) have no submodules whose outputs are their
+    results. So two are added: one outputs the router logits (T, E), the other, as floats, the
+    experts chosen for each token (T, k).
 
     Args:
         fields: fields of Transformers' configuration.
@@ -163,7 +167,7 @@ def _make_rates(rotary: Any, _inputs: Any) -> None:
 
 
 def _watch(gate: Any) -> None:
-    """Add submodules to a gate whose outputs are its logits and the experts it chooses."""
+    """Add two submodules to a router `gate`; they output its logits and the experts it chooses."""
     from torch.nn import Identity
     from torch.nn.functional import linear
 

@@ -74,10 +74,10 @@ def choose(
     First `topk_group` groups of experts are chosen, by the sum of their best two scores. Then
     `num_experts_per_tok` experts are chosen within those groups, by score.
 
-    An error below half the margin in every score cannot change the choice. A gap is the difference
-    between the last chosen and the first rejected value. The margin is the smaller of the gap
-    between experts and half the gap between groups, because sums of two scores change twice as
-    much. The margin is infinite if all groups and experts are chosen.
+    A gap is the difference between the last chosen and the first rejected value. The margin is the
+    smaller of the gap between experts and half the gap between groups, because sums of two scores
+    change twice as much. It is infinite if all groups and experts are chosen. If every score
+    changes by less than half the margin, the choice stays the same.
 
     Experts of rejected groups are excluded (-inf). Transformers gives them 0 instead, which differs
     if score plus bias is negative.
@@ -97,7 +97,10 @@ def choose(
 
 
 def _top(values: Float[Array, "T n"], k: int) -> tuple[Float[Array, " T"], Int[Array, "T k"]]:
-    """Return the gap between the k-th and the next value, and the indices of the k largest."""
+    """Return the gap between the k-th largest and the next value, and the indices of the k largest.
+
+    The gap is infinite if k is n.
+    """
     n = values.shape[-1]
     ordered, index = jax.lax.top_k(values, min(k + 1, n))
     gap = ordered[:, k - 1] - ordered[:, k] if k < n else jnp.full_like(values[:, 0], jnp.inf)

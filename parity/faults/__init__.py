@@ -19,7 +19,10 @@ __all__ = ["DEMONSTRATION", "FAULTS", "Family", "Fault", "Patch", "absent", "by_
 
 
 def absent() -> str:
-    """Return a sentence that says where the catalogue is; "" in a checkout, which has it."""
+    """Return a sentence that says where the faults are that this installation lacks.
+
+    The sentence is "" in a checkout, which has all faults.
+    """
     if FAULTS != (DEMONSTRATION,):
         return ""
     return f"The other faults are in {FOLDER} of a checkout, and not in an installed package."
@@ -39,7 +42,7 @@ def by_name(name: str) -> Fault:
 
 
 def select(names: Sequence[str] = (), family: str | None = None) -> tuple[Fault, ...]:
-    """Return the faults with these names that belong to a family.
+    """Return the faults called `names` that belong to a family.
 
     Args:
         names: names of faults; empty: all.

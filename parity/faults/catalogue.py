@@ -1,7 +1,7 @@
 """The catalogue of planted bugs, a folder of Python files beside the packages of a checkout.
 
-Each file is one part of the model and defines `FAULTS`. An installed wheel has no such folder, and
-only the bug of the demonstration and the two controls.
+Each file is about one part of the model and defines `FAULTS`. An installed wheel lacks this folder:
+it has only the bug of the demonstration and the two controls.
 """
 
 from __future__ import annotations

@@ -81,14 +81,14 @@ planted at once and each dtype is compiled only once."""
 
 
 def missed(suite: Suite, floors: NoiseFloors) -> Iterator[tuple[Control, str]]:
-    """Yield every control, with a message if the suite did not find it, else with "".
+    """Yield every control and a message, which is "" if the suite found the control's bug.
 
     Both bugs are planted in one run of `CASE`. JAX's compiled programs are discarded before and
     after.
 
     Args:
         suite: the suite to test.
-        floors: noise floors, which must have those of `CASE`.
+        floors: noise floors; they must include those of `CASE`.
     """
     rows = []
     with contextlib.ExitStack() as planted:

@@ -2,7 +2,7 @@
 
 A fault is detected if its witness (the case that shows it) exceeds a committed tolerance against
 the oracle. It is localised if the first wrong stage is the one that the fault declares. Programs
-run operation by operation: a fault changes the traced program, so a compiled one could not be
+run operation by operation: a fault changes the traced program, so a compiled program could not be
 reused.
 Source: docs/parity.md "Faults".
 """
@@ -36,7 +36,8 @@ from parity.megalodon.tolerance_table import NoiseFloors
 EDGES = (MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE)
 """Pairs of sides on which faults are looked for, the one with the tightest tolerance first."""
 REFUSED = "load"
-"""Value of `Fault.stage` for a fault whose weights the strict loader must reject."""
+"""Value of `Fault.stage` for a fault that changes weights so that the strict loader must reject
+them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,12 @@ class Detection:
 
 @dataclass
 class DetectionTable:
-    """Results for all faults, and how much of each tolerance the model without a fault uses."""
+    """Results for all faults, and the errors of the model without a fault, as a control."""
 
     detections: list[Detection]
     used: dict[tuple[MegalodonEdge, Kind], float]
-    """Largest used fraction of a tolerance without a fault in all witnesses, by edge and kind."""
+    """Largest error divided by its tolerance in all witnesses without a fault, by edge and kind of
+    quantity."""
 
 
 @dataclass
@@ -85,7 +87,8 @@ class Laboratory:
     compiled: bool = False
     """Compile whole programs, which is faster for a single fault; False: run each operation."""
     used: dict[tuple[MegalodonEdge, Kind], float] = field(default_factory=dict)
-    """Largest used fraction of a tolerance without a fault, so far, by edge and kind."""
+    """Largest error divided by its tolerance in the cases that were run so far without a fault, by
+    edge and kind of quantity."""
     _exact: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _sound: set[tuple[str, MegalodonEdge]] = field(default_factory=set)
 
@@ -119,7 +122,7 @@ class Laboratory:
         return Detection(fault, case.name)
 
     def rows(self, fault: Fault | None, case: Case, edge: MegalodonEdge) -> list[Measurement]:
-        """Return the measurements of a case on one edge, with a planted fault or (None) without."""
+        """Return the measurements of a case on one edge; `fault` is planted unless it is None."""
         # Training repeats one step many times, so compiling it pays off.
         compiled = self.compiled or case.steps > 0
         planted = fault.planted(compiled=compiled) if fault else nullcontext()
@@ -194,7 +197,10 @@ def run(
 
 
 def _batches(faults: Sequence[Fault]) -> list[list[Fault]]:
-    """Group faults by the shape of their witness, since equal shapes share compiled operations."""
+    """Group faults by the shape of their witness case: equal shapes share compiled operations.
+
+    The largest group comes first.
+    """
     groups: dict[tuple[int, ...], list[Fault]] = {}
     for fault in faults:
         case = by_name(fault.witness)
@@ -248,7 +254,10 @@ def _table(value: Mapping[str, Any]) -> DetectionTable:
 
 
 def missed(detections: Iterable[Detection]) -> list[Detection]:
-    """Return the results of faults that no result localises (undetected, or at another stage)."""
+    """Return all results of the faults that are localised in none of their results.
+
+    Such a fault was not detected, or only at another stage.
+    """
     detections = list(detections)
     localised = {row.fault.name for row in detections if row.localised}
     return [row for row in detections if row.fault.name not in localised]

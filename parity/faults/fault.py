@@ -48,11 +48,11 @@ class Patch:
     """Class or module that has the attribute."""
     attribute: str
     plant: Plant
-    """Returns the faulty attribute."""
+    """Function from the correct attribute to its faulty version."""
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Return a context manager in which the attribute is the faulty one."""
+        """Return a context manager inside which the attribute has its faulty version."""
         faulty = self.plant(getattr(self.owner, self.attribute))
         with patch.object(self.owner, self.attribute, faulty):
             yield
@@ -109,9 +109,9 @@ def fault(
 
 
 def around(faulty: Callable[..., Any]) -> Plant:
-    """Return a plant that replaces a function by a call of `faulty(correct, *arguments)`.
+    """Return a plant that replaces a function by `faulty`, which gets the correct one to call.
 
-    `correct` is the function itself, `arguments` are those it is called with.
+    A call `f(*arguments)` becomes `faulty(f, *arguments)`; keyword arguments are passed on.
     """
 
     def plant(healthy: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +125,7 @@ def around(faulty: Callable[..., Any]) -> Plant:
 
 
 def on_weights(change: Callable[[Any, Weights], Any]) -> Patch:
-    """Return a patch with which the model of a case is built from changed weights.
+    """Return a patch after which the JAX model of a case is built from changed weights.
 
     `change` gets the configuration and the weights by torch name, and changes the weights in place.
     """
@@ -188,7 +188,8 @@ def on_result(change: Callable[..., Any]) -> Plant:
 def marked(change: Callable[..., Any], at: str) -> Plant:
     """Return a plant for attention that replaces intermediate `at` by `change(value, self, x)`.
 
-    The value is replaced just before it is named with `checkpoint_name`.
+    `self` is the attention layer and `x` its input. The value is replaced just before it is named
+    with `checkpoint_name`.
     """
 
     @around
@@ -205,7 +206,10 @@ def marked(change: Callable[..., Any], at: str) -> Plant:
 
 
 def altered(module: Any, **fields: Any) -> Any:
-    """Return a shallow copy of a module with replaced fields, static ones too, without checks."""
+    """Return a shallow copy of a module with the given fields replaced, without any checks.
+
+    Static fields can be replaced too.
+    """
     copy = object.__new__(type(module))
     for field in dataclasses.fields(module):
         value = fields.get(field.name, getattr(module, field.name))

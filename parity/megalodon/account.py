@@ -31,8 +31,8 @@ class Account:
     """Dtype that the JAX model ran in: "float64" or "float32"."""
     stages: tuple[Stage, ...]
     worst: Worst | None
-    """Element of `culprit` with the largest error, when fed the oracle's values; None if all stages
-    are right."""
+    """Element of `culprit` with the largest error when that stage is fed the oracle's values; None
+    if every stage is right."""
     where: str = ""
     """Description of the elements of `culprit` that make its error exceed the tolerance when the
     stage is fed the oracle's values; empty if every stage is right."""
@@ -44,8 +44,8 @@ class Account:
 
     @property
     def carried(self) -> tuple[Stage, ...]:
-        """Stages that are right on correct inputs, but wrong in the free run because of wrong
-        inputs."""
+        """Stages that are right when fed the oracle's values, and wrong only in the free run, where
+        their inputs are wrong."""
         return tuple(s for s in self.stages if not s.broken and not s.free <= s.tolerance)
 
 

@@ -100,9 +100,10 @@ class Case:
     pad_inside: bool = False
     """Use the padding token as an ordinary, unmasked token of the text."""
     decay_shift: float = 0.0
-    """Added to the logits of alpha and delta; -7 each gives a memory of a million tokens."""
+    """Added to CEMA's parameters alpha and delta before the sigmoid; -7 gives a memory of a million
+    tokens."""
     mean_shift: float = 0.0
-    """Added to the embedding, which gives activations a large common mean."""
+    """Added to every value of the embedding, which gives activations a large common mean."""
     checkpoint: Path | None = None
     """Folder with configuration, weights and text; None: they are generated."""
     cuts: tuple[int, ...] = ()
@@ -165,7 +166,7 @@ class Case:
 
     @cached_property
     def definition(self) -> dict[str, Any]:
-        """JSON data that, together with weights and inputs, identifies the case (see `hash`)."""
+        """Fields of the case as JSON data; `hash` covers them, the weights and the inputs."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         del fields["why"], fields["overrides"]
         # Renaming the field must not change hashes: recordings were made under its former name.
@@ -213,7 +214,7 @@ class Case:
 
     @property
     def has_reference(self) -> bool:
-        """True if the case is also compared with megalodon-hf, not only with the oracle."""
+        """True if the case is compared with megalodon-hf too; False: with the oracle only."""
         return not (self.known_difference or self.oracle_only)
 
     @property

@@ -37,7 +37,7 @@ class Answers(Protocol):
 
 
 def quantities(case: Case) -> tuple[str, ...]:
-    """Return the names of all arrays that every side computes for a case."""
+    """Return the names of all arrays that JAX model and oracle compute for a case."""
     config = case.config
     parameters = [row.name for row in weight_table(config)]
     if case.steps:
@@ -54,7 +54,12 @@ def quantities(case: Case) -> tuple[str, ...]:
 def gates(case: Case, reference: Answers) -> Iterator[Gate]:
     """Yield the gates of a case on every edge (pair of compared sides).
 
-    A case without a reference has gates against the oracle only.
+    A case that is not compared with megalodon-hf (`Case.has_reference` is False) has gates against
+    the oracle only.
+
+    Args:
+        case: the case.
+        reference: source of megalodon-hf's results; determines which quantities have gates.
     """
     names = quantities(case)
     yield from _edge(case, MegalodonEdge.JAX64_ORACLE, names)

@@ -18,7 +18,11 @@ from parity.megalodon.runner import JaxSubject
 
 
 def round_trip(case: Case) -> dict[str, np.ndarray]:
-    """Convert a case's weights to JAX, torch's layout, file bytes and back; return them by name."""
+    """Convert a case's weights to JAX, torch's layout, file bytes and back to JAX.
+
+    Returns:
+        The weights after the conversion, by torch name.
+    """
     there = state_dict(JaxSubject("float32").load(case))
     back = build_model(case.config, load(save(there)), source=case.name)
     return {name: np.asarray(leaf) for name, leaf in named_leaves(back).items()}
@@ -27,8 +31,8 @@ def round_trip(case: Case) -> dict[str, np.ndarray]:
 def changed(held: Arrays, given: Arrays) -> list[str]:
     """Return the names of parameters that a conversion lost, added or changed, sorted.
 
-    Dtype, shape and bytes must be equal. A head in `held` alone is ignored: it is tied to the
-    embedding.
+    Dtype, shape and bytes must be equal. A head that is only in `held` is ignored: it is tied to
+    the embedding.
 
     Args:
         held: parameters after the conversion, by torch name.

@@ -13,7 +13,7 @@ class MegalodonEdge(Edge):
     """
 
     JAX64_ORACLE = "jax64:oracle"
-    """Tests the mathematics: in float64 both must agree."""
+    """Tests the mathematics: in float64, JAX model and oracle must agree."""
     JAX32_ORACLE = "jax32:oracle"
     """Tests the rounding error of the JAX model."""
     JAX32_REFERENCE32 = "jax32:reference32"

@@ -38,15 +38,16 @@ def explain(case: Case, others: Iterable[Explanation] = ()) -> Explanation:
 
     Args:
         case: the case to explain.
-        others: explanations of other cases with the same bug. If one has the lines of the same
-            stage, they are reused, because finding lines takes 3 to 15 seconds. If `case` is a
-            stream and one has any lines, no lines are searched, and a note names that case.
+        others: explanations of other cases, presumably with the same bug. If one of them has source
+            lines for the same stage and edge, these lines are reused, because finding lines takes 3
+            to 15 seconds. If `case` is a stream and one of them has any source lines, no lines are
+            searched; a note names that other case.
 
     Returns:
         The explanation; its `quantity` is empty if the case passes.
 
     Raises:
-        Exception: an exception of the case, if no wrong stage was found that explains it.
+        Exception: running the case raised it, and no wrong stage was found that explains it.
     """
     if case.cuts or case.steps:
         what = "trajectory" if case.steps else "stream"

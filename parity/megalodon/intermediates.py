@@ -35,8 +35,8 @@ class Intermediate:
     """Index of the positional argument of `reference` that is the intermediate; None: the
     submodule's output is."""
     silu: bool = False
-    """Whether the intermediate is SiLU of the submodule's output; megalodon-hf has no module for
-    it."""
+    """Whether the intermediate is SiLU of the submodule's output; no submodule of megalodon-hf
+    outputs the result of SiLU."""
 
 
 BLOCK_INTERMEDIATES = (
@@ -63,7 +63,8 @@ def stages(config: MegalodonConfig) -> tuple[str, ...]:
 
 
 STATES = ("norm_count", "norm_mean", "norm_var", "ema", "k", "v")
-"""Names of the contents of a cache, per block; the final norm has the first three only."""
+"""Names of the arrays in the cache of each block; the cache of the final norm has only the first
+three."""
 
 
 def computed(config: MegalodonConfig) -> tuple[str, ...]:
@@ -102,10 +103,10 @@ def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
 
 
 def axes_of(quantity: str, config: MegalodonConfig) -> tuple[Axis, ...]:
-    """Return the axes of an intermediate, its cotangent or a state; () for other quantities.
+    """Return the axes of an intermediate, a cotangent or a state; () for other quantities.
 
-    An axis whose elements are processed in blocks, such as the channels of a head, names the block
-    and its size too.
+    An axis whose elements are processed in groups also has name and size of a group: channels, for
+    example, belong to heads, and positions to chunks.
     """
     named = Quantity(quantity)
     stage = named.name.rpartition(".")[2]
@@ -149,7 +150,7 @@ def capture(
     offsets: Mapping[str, Any] | None = None,
     forced: Mapping[str, Any] | None = None,
 ) -> Callable[..., tuple[Any, dict[str, jax.Array]]]:
-    """Return `function` with the model's intermediates as a second result, by name.
+    """Return a function that returns `function`'s result and the model's intermediates, by name.
 
     The model marks an intermediate under the same name in every block; here the name gets the
     number of the block. See `parity.engine.programs.instrument.capture`.

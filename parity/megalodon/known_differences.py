@@ -107,7 +107,7 @@ KNOWN_DIFFERENCES = (
 
 
 def work_hash() -> str:
-    """Return a hash of the cases and ids of all known differences; recordings carry it."""
+    """Return a hash of the cases and ids of all known differences, which identifies recordings."""
     cases = ("left_padding", "labels_at_padding", "plain", "untied_head")
     parts = [by_name(name).hash for name in cases] + [
         difference.id for difference in KNOWN_DIFFERENCES

@@ -29,7 +29,7 @@ NARROW = "first operation in a dtype below float32"
 Step = tuple[str, tuple[str, ...]]
 """Primitive of an operation, and its source lines, innermost first."""
 ORACLE = "the oracle"
-"""Name of the program that results are looked up in, in the sentences about lines."""
+"""Name of the oracle in the sentences that explain why a source line is suspicious."""
 _HERE = "parity/megalodon/"
 """Part of the path of this package's files. In a traceback, the first frame in such a file and all
 frames outside of it do not belong to the model."""
@@ -71,9 +71,9 @@ def lines(
 
 
 def steps_if_right(without: Case, stage: str) -> frozenset[Step]:
-    """Return the operations of a stage in a variant of a case; empty if the stage is wrong there.
+    """Return a stage's operations in a variant of a case if the stage is right there, else empty.
 
-    Operations found here cannot be the cause of an error that only the original case has.
+    These operations cannot be the cause of an error that only the original case has.
 
     Args:
         without: the case without one of its features, such as padding or a cache.
@@ -94,9 +94,9 @@ def step_of(operation: Operation) -> Step:
 def _entering(operations: Mapping[int, Operation], cleared: frozenset[Step]) -> tuple[Line, ...]:
     """Return the lines of operations that a stage has only because of padding, in order.
 
-    If there are none, the stage ignores the padding mask: return the line that calls the stage.
-    `cleared` are the operations that the stage has without padding, if the stage is right there; if
-    empty, nothing is returned.
+    If there are no such operations, the stage ignores the padding mask, and the line that calls the
+    stage is returned. `cleared` are the operations that the stage has without padding; it is empty
+    if the stage is wrong there, and then the result is empty too.
     """
     if not cleared:
         return ()
@@ -109,7 +109,7 @@ def _entering(operations: Mapping[int, Operation], cleared: frozenset[Step]) -> 
 
 
 def narrow_lines(case: Case, stage: str, exact: Mapping[str, np.ndarray]) -> tuple[Line, ...]:
-    """Return the line of a stage's first operation in a dtype below float32; () without one."""
+    """Return the source line of a stage's first operation in a dtype below float32; () if none."""
     found = first_narrow(_operations(case, "float32", stage, exact)[0])
     return () if found is None else (Line.at(found.source[0], NARROW),)
 

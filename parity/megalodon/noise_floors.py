@@ -1,9 +1,10 @@
 """Results of the oracle, and their noise floors: the error that float32 rounding alone causes.
 
 The oracle runs once unperturbed, and once per seed with every value perturbed by float32's unit
-roundoff (`parity.engine.measure.rounding_noise`). A response is the relative L2 difference between
-the two. The noise floor is the root mean square of the responses; the responses themselves are
-stored. A correct float32 implementation cannot be expected to have a smaller error.
+roundoff (`parity.engine.measure.rounding_noise`). A response is the relative L2 difference of a
+perturbed run from the unperturbed one. The noise floor is the root mean square of the responses;
+the responses themselves are stored. A correct float32 implementation cannot be expected to have a
+smaller error.
 Source: docs/parity.md "Tolerances".
 """
 
@@ -47,7 +48,7 @@ def forward_truth(case: Case) -> dict[str, np.ndarray]:
 
 
 def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
-    """Return the response (relative L2) of each quantity of a case to rounding, one per seed."""
+    """Return the responses (relative L2) of all quantities to rounding, by name, one per seed."""
 
     def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         if case.steps:
@@ -59,7 +60,7 @@ def noise_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ..
 
 
 def forward_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, ...]]:
-    """Return the relative L2 response of each intermediate to rounding, one value per seed."""
+    """Return the responses (relative L2) of intermediates to rounding, by name, one per seed."""
 
     def run(rng: np.random.Generator) -> dict[str, np.ndarray]:
         weights = perturbation.weights(case.weights, rng)
@@ -127,7 +128,7 @@ def write(
     path: Path = NOISE_FILE,
     responses: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
 ) -> None:
-    """Calibrate the cases and rewrite the file of noise floors; review the change as a diff.
+    """Rewrite the file of noise floors with the responses of the cases; review it as a diff.
 
     Each line of the file is one quantity with its response to every seed. The root mean square of
     the responses is the noise floor. Their scatter shows by how much two machines may differ

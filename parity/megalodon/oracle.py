@@ -60,9 +60,10 @@ class Context:
     """Whether masked tokens enter the EMA as 0."""
     hook: Hook
     states: dict[str, Array]
-    """Filled with the contents of a cache after the last token."""
+    """Arrays that a cache would hold after the last token, by name; filled by the layers."""
     call_ends: frozenset[int]
-    """Numbers of tokens after which a call of a stream ends; `hook` gets the states there."""
+    """Numbers of tokens after which a call of a stream ends; there the states of TimestepNorm and
+    CEMA pass through `hook` too."""
 
 
 def unchanged(name: str, value: Array) -> Array:
@@ -92,7 +93,8 @@ def forward(
         mask_ema: zero masked inputs of the EMA, as this project does; False follows megalodon-hf.
         hook: called with name and value of every intermediate; its result replaces the value.
         cuts: numbers of tokens per call of a cached stream; empty: one uncached call.
-        states: a dictionary to fill with the contents of a cache after the last token.
+        states: a dictionary that is filled with the arrays that a cache would hold after the last
+            token, by name.
         segments: number of each token's document, (B, L); neighbouring tokens with the same number
             belong to one document. None: one text per row.
     """
@@ -322,8 +324,8 @@ def timestep_norm(ctx: Context, x: Array, w: Lookup, prefix: str, name: str) -> 
 def complex_ema(ctx: Context, u: Array, w: Lookup, name: str) -> Array:
     """Return the complex EMA (B, L, D) of `u` (B, L, D), token by token.
 
-    `h_t = q h_{t-1} + p u_t` and `y_t = sum_n Re(gamma h_t) + omega u_t`, with N complex states `h`
-    per channel. `h` starts at 0 in each document.
+    `h_t = q h_{t-1} + alpha u_t` and `y_t = sum_n Re(gamma h_t) + omega u_t`, with N complex states
+    `h` and N poles `q` per channel. `h` starts at 0 in each document.
     """
     u = u * ctx.mask[..., None] if ctx.mask_ema else u
     N = ctx.config.cema_ndim
@@ -364,7 +366,7 @@ def attention(ctx: Context, m: Array, u: Array, w: Lookup, name: str) -> Array:
 
 
 def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
-    """Return `softmax(q k^T) v` (B, Q, H, E) over keys where `visible` (B, Q, K); 0 without one."""
+    """Return `softmax(q k^T) v` (B, Q, H, E) over keys with `visible` (B, Q, K); 0 if none is."""
     visible = visible[:, None]
     scores = np.where(visible, np.einsum("bqhd,bkhd->bhqk", q, k), -1e300)
     weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True)) * visible
@@ -373,7 +375,7 @@ def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
 
 
 def held_tokens(config: MegalodonConfig, length: int) -> int:
-    """Return how many of the latest tokens a cache holds after `length` tokens."""
+    """Return how many of the latest tokens an attention cache holds after `length` tokens."""
     window = config.effective_max_cache_len
     if window is None:
         return length

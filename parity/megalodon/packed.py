@@ -54,8 +54,7 @@ def joined_documents(
 def streamed_documents(
     case: Case, run: Callable[[np.ndarray, tuple[int, ...], bool], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Run each document of a packed stream alone, and return the results in the form of results of
-    the stream.
+    """Run each document of a packed stream alone, and combine the results to arrays of the stream.
 
     Logits (B, L, V) are those of all documents. States and generated tokens are those of the last
     document of each row.

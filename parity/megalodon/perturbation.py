@@ -34,7 +34,7 @@ def hook(rng: np.random.Generator, features: int) -> Callable[[str, Any], Any]:
 
 
 def weights(named: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return every weight in float64, perturbed with random signs by the size `of_weight`."""
+    """Return every weight in float64, perturbed with random signs by the size from `of_weight`."""
     return {n: moved(w.astype(np.float64), rng, of_weight(n, w.shape)) for n, w in named.items()}
 
 

@@ -1,8 +1,8 @@
 """Megalodon as a user's port: megalodon-hf and the JAX model compared by `parity.port`.
 
 The suite of this package knows every intermediate and has calibrated bounds. `parity.port` gets
-only the two models, so this shows how well a user without that knowledge is served. Source:
-docs/tables/ports-detection.md "Megalodon's own bugs".
+only the two models, so this comparison shows how well `parity.port` works without that knowledge.
+Source: docs/tables/ports-detection.md "Megalodon's own bugs".
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class RecordedReference:
         return self._read(case.name, case.hash)
 
     def weights(self, case: Case) -> None:
-        """Return None: the reference's converted weights are not recorded."""
+        """Return None: the weights that megalodon-hf loaded are not recorded."""
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
         """Return logits and loss, computed in bfloat16, as `<mode>/logits` and `<mode>/loss`.
@@ -79,7 +79,7 @@ class RecordedReference:
 
 
 def record(case: Case, reference: LiveReference, folder: Path = FOLDER) -> list[Path]:
-    """Run megalodon-hf on a case, write its results, and return the written files.
+    """Run megalodon-hf on a case, write its results, and return the paths of the recordings.
 
     Cases of `low_precision.CASES` have a second file, with bfloat16 results. The list is empty for
     a case that megalodon-hf is not compared on.
@@ -97,7 +97,7 @@ def record(case: Case, reference: LiveReference, folder: Path = FOLDER) -> list[
 
 
 def record_all(names: Collection[str] = (), folder: Path = FOLDER) -> Iterator[Path]:
-    """Run megalodon-hf on the named cases and yield the written files.
+    """Run megalodon-hf on the named cases; yield the paths of the recordings.
 
     Without names, all cases and the known differences are recorded.
 

@@ -25,7 +25,8 @@ from parity.megalodon.tolerance_table import NoiseFloors
 EDGE = MegalodonEdge.JAX64_ORACLE
 """Sides whose difference counts as a failure: the float64 JAX model and the oracle."""
 LEAST = dict.fromkeys(SMALL, 1) | {"vocab_size": 4, "model_dim": 4, "z_dim": 2}
-"""Smallest sizes to try. LayerNorm over fewer features would be nearly constant."""
+"""Smallest sizes to try, by field of the configuration. LayerNorm over fewer than 4 features
+(`model_dim`) would be nearly constant."""
 
 
 def failure(case: Case, *, forward_only: bool = False) -> Measurement | None:
@@ -44,9 +45,9 @@ def failure(case: Case, *, forward_only: bool = False) -> Measurement | None:
 
 
 def shrink(case: Case, report: Log) -> tuple[Case, Measurement]:
-    """Return the smallest case that fails at the same intermediate, and its first divergence.
+    """Return the smallest case found that fails at the same intermediate, and its first divergence.
 
-    The layer may change but not the intermediate, so that the search does not move to another bug.
+    "Same" means the same name in any layer. Otherwise the search could move to another bug.
 
     Args:
         case: a failing case.

@@ -34,7 +34,7 @@ the cache that the wrong call reads."""
 
 @dataclass(frozen=True)
 class Start:
-    """Call, stage and tokens at which a stream first differs."""
+    """Call, stage and tokens at which a stream first differs from the oracle."""
 
     call: int
     """Index of the call in the stream, from 0."""
@@ -60,7 +60,7 @@ class Start:
 
 
 def start(case: Case) -> Start | None:
-    """Return where a stream goes wrong; None if every stage is right on the oracle's values.
+    """Return where a stream goes wrong; None if every stage is right when fed the oracle's values.
 
     Only the last `CALLS` calls up to the first wrong logits are examined.
 
@@ -89,7 +89,10 @@ def start(case: Case) -> Start | None:
 
 
 def _exact(case: Case) -> dict[str, np.ndarray]:
-    """Return the oracle's intermediates of the whole text, attending to keys as the calls do."""
+    """Return the oracle's intermediates of the whole text, by name.
+
+    Each token attends to the keys that its call would leave visible.
+    """
     found: dict[str, np.ndarray] = {}
 
     def keep(name: str, value: Any) -> Any:
@@ -112,7 +115,7 @@ def _call(case: Case, model: Any, ids: Any, cache: Any) -> tuple[Any, Any]:
 def _free(
     case: Case, subject: JaxSubject, cuts: list[slice], exact: np.ndarray
 ) -> tuple[int, list[Any]]:
-    """Return the index of the first call with wrong logits, and the caches before calls up to it.
+    """Return the index of the first call with wrong logits, and the cache before each call so far.
 
     If the logits of every call are right, the index is that of the last call.
     """

@@ -1,7 +1,7 @@
 """The parity suite: compares JAX model, oracle and megalodon-hf in pairs, on every case.
 
-The three are the triangle, the pairs its edges (`parity.megalodon.edges`). Source: docs/parity.md
-"The triangle".
+The three sides form the triangle, and the pairs are its edges (`parity.megalodon.edges`). Source:
+docs/parity.md "The triangle".
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Reference(Protocol):
     """Quantities of the oracle that this reference does not have, in words."""
 
     def gives(self, quantity: str) -> bool:
-        """Return whether this reference has a value for a quantity of the oracle."""
+        """Return whether this reference has a value for a quantity that the oracle computes."""
         ...
 
     @property
@@ -114,7 +114,7 @@ class Suite:
         """Yield the measurements of one case, edge by edge.
 
         If the reference has no valid recording of the case, one row "not comparable" is yielded
-        instead of the comparisons with it.
+        instead of the comparisons with megalodon-hf.
         """
 
         def edge(name: MegalodonEdge, *, only_valid: bool = False) -> Comparison:
@@ -193,7 +193,7 @@ def culprit(rows: Sequence[Measurement]) -> Measurement | None:
     """Return the failing measurement of the first diverging stage; None if all gates hold.
 
     Measurements that are not comparable count only if no gate fails. If several edges fail at that
-    stage, the edge that comes first in `TRIANGLE`, which has the tightest tolerance, is reported.
+    stage, the measurement on the edge that comes first in `TRIANGLE` is returned.
 
     Args:
         rows: measurements of one case.

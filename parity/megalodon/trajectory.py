@@ -104,7 +104,7 @@ def of_oracle(case: Case, rng: np.random.Generator | None = None) -> dict[str, n
         case: a case with steps.
         rng: generator for the noise floor. In every step it perturbs all values that float32 would
             round: weights (see `perturbation`), intermediates, and the stored moments and
-            parameters. None: unperturbed.
+            parameters. None: nothing is perturbed.
 
     Returns:
         The arrays of `Diary.arrays`.

@@ -111,7 +111,7 @@ class CompiledProgram:
         return [collective for collective in found if collective is not None]
 
     def reaching(self, result: int) -> set[tuple[str, int]]:
-        """Return the collectives that a result depends on.
+        """Return the collectives that one result of the program depends on.
 
         Args:
             result: position of the result among those of the program.
@@ -191,7 +191,7 @@ class CompiledProgram:
 def between(
     program: CompiledProgram, results: Sequence[str], stage: str, sound: Iterable[str]
 ) -> tuple[Collective, ...]:
-    """Return the collectives that a wrong stage depends on and no correct earlier stage does.
+    """Return the collectives that a wrong stage depends on, but no correct stage before it.
 
     Args:
         program: the compiled program.
@@ -216,10 +216,13 @@ def between(
 def axes_of(
     groups: Sequence[Sequence[int]], mesh: Mapping[str, int], operation: str = ""
 ) -> tuple[str, ...]:
-    """Return the mesh axes along which groups of devices lie; () if they do not follow axes.
+    """Return the mesh axes along which the devices of each group differ.
+
+    The result is () if the groups do not cover whole axes.
 
     Args:
-        groups: positions of devices in the mesh, last axis fastest; empty: one group of all.
+        groups: positions of each group's devices in the mesh, last axis fastest; empty: one group
+            of all devices.
         mesh: sizes of the mesh's axes, by name.
         operation: HLO operation; the pairs of a `collective-permute` need not cover an axis.
     """
@@ -314,9 +317,10 @@ def _bytes(kind: str, sizes: str) -> int:
 
 
 def _source_lines(text: str):
-    """Return a function from an instruction's text to its file and line; "" if unknown.
+    """Return a function from an instruction's text to its source, such as `my_step.py:12`.
 
-    `text` is the whole program: instructions refer to its tables of files and stack frames.
+    The source is "" if it is unknown. `text` is the whole program: instructions refer to its tables
+    of files and stack frames.
     """
     tables: dict[str, dict[int, str]] = {}
     current: dict[int, str] = {}

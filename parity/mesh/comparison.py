@@ -56,7 +56,7 @@ def compare_meshes(
     suite: str = "mesh",
     device: str = "cpu",
 ) -> MeshReport:
-    """Compare a function on one device with itself on each of several meshes.
+    """Compare a function's results on one device with those on each of several meshes.
 
     Results are named by their path in the returned pytree, such as `loss` or `grad/w1`. Marks
     (intermediates named with `jax.ad_checkpoint.checkpoint_name`) are compared too, by that name.
@@ -83,8 +83,8 @@ def compare_meshes(
             before it, to find the first one that is wrong by itself.
         masked_outputs: accept infinite elements of results, such as masked scores, if one device
             has the same infinities in float64. Otherwise an infinite result fails.
-        orders: number of reordered float32 runs on one device, at least `SEEDS`. Tolerances come
-            from the first `SEEDS`; `MeshResult.responses` has all.
+        orders: number of float32 runs with reordered sums on one device, at least `SEEDS`.
+            Tolerances come from the first `SEEDS` runs; `MeshResult.responses` has all.
         compiler_options: options of `jax.jit` for float32 programs; None: none, as users compile.
             Float64 programs are yardsticks (`parity.engine.programs.yardstick`).
         suite: `suite` of the measurements.
@@ -176,13 +176,13 @@ class _One:
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     layout: Any
-    """Shardings of the arguments on `like`."""
+    """Shardings of the arguments on the mesh `like`."""
     like: Mesh
     """One of the meshes, whose axis names the mesh of one device gets."""
     watched: frozenset[str]
     """Precisions in which marks are compared too."""
     orders: int
-    """Number of reordered float32 runs."""
+    """Number of float32 runs with reordered sums."""
     options: dict[str, Any]
     """Compiler options of float32 programs."""
     _values: dict[str, Values] = field(default_factory=dict)
@@ -202,8 +202,10 @@ class _One:
         return self._values[dtype]
 
     def responses(self, dtype: str) -> dict[str, tuple[float, ...]]:
-        """Return the relative L2 change of each floating-point value if sums are reordered, by
-        name; one change per order."""
+        """Return how much each floating-point value changes if sums are reordered.
+
+        The result has, by name, one relative L2 change per order.
+        """
         if dtype not in self._responses:
             exact = self.values(dtype).arrays
             seeds = self.orders if dtype == "float32" else SEEDS
@@ -221,8 +223,8 @@ class _One:
 class _Sides:
     """Comparison of one mesh with one device, one precision after the other.
 
-    `declared` has the `PartitionSpec` of marks inside `shard_map` as tuples, by mark; `watched` the
-    precisions in which marks are compared too.
+    `declared` has the `PartitionSpec` (as a tuple) of each mark inside `shard_map`, by name of the
+    mark. `watched` has the precisions in which marks are compared too.
     """
 
     one: _One
@@ -312,9 +314,9 @@ class _Sides:
     def _require_a_result(
         self, dtype: str, rows: Sequence[Measurement], there: Values
     ) -> list[Measurement]:
-        """Return `rows` without the gates of constant results, which would prove nothing.
+        """Return measurements `rows` without the gates of constant results, which prove nothing.
 
-        If no result has a gate left, add a row that is not comparable, so that the mesh fails.
+        If no result has a gate left, a row that is not comparable is added, so that the mesh fails.
         `there` has the values on the mesh.
         """
         whole = self.one.values(dtype).arrays
@@ -327,7 +329,7 @@ class _Sides:
         return [*rows, comparison.unmeasured("outputs", note.rstrip(": "), "compared")]
 
     def _uncompared(self, rows: Iterable[Measurement], results: Iterable[str]) -> dict[str, str]:
-        """Return the results that no gate compares with one device, and why, by name."""
+        """Return the reason for each result that no gate compares with one device, by name."""
         found: dict[str, list[Measurement]] = {n: [] for n in results}
         for row in rows:
             if row.quantity in found and row.metric in COMPARES:
@@ -341,7 +343,7 @@ class _Sides:
         }
 
     def _not_compared(self, rows: Sequence[Measurement]) -> dict[str, str]:
-        """Return the results that were not compared, by name, each with precision and reason."""
+        """Return precision and reason, as text, for each result that was not compared, by name."""
         reasons = {n: f"{kind}: return an array" for n, kind in self.program.unread.items()}
         for dtype, values in self.one._values.items():
             results = [n for n in values.arrays if n not in self.program.known_marks]
@@ -393,10 +395,10 @@ class _Sides:
         )
 
     def _stages(self, dtype: str, rows: Iterable[Measurement]) -> tuple[tuple[Stage, ...], str]:
-        """Return the stages, or () and the reason why there are none.
+        """Return the free and forced errors of every stage, and a reason if there are none.
 
-        Each mark is computed from one device's values of the marks before it. The reason is empty
-        if there are stages, or if the program has no marks.
+        Forced: the stage is computed on the mesh from one device's values of the marks before it.
+        The reason is empty if there are errors, or if the program has no marks.
         """
         whole = self.one.values(dtype)
         free = {m.quantity: m for m in rows if m.metric == "rel_l2" and m.edge == EDGES[dtype]}
@@ -434,10 +436,10 @@ def kind_of_mark(name: str) -> Kind:
 def _both(
     program: Program, dtype: str, whole: dict[str, np.ndarray] | None, watched: bool
 ) -> Values:
-    """Return the values of results and, if `watched`, of marks.
+    """Run a program; return the values of its results and, if `watched`, of its marks.
 
     Marks come from a program that returns them as extra results. Below float64, the results come
-    from the user's unmodified program.
+    from the user's unmodified program. `whole` has one device's values, as for `Program.run`.
     """
     values = program.run(dtype, whole, watched=watched)
     assert isinstance(values, Values)

@@ -33,7 +33,7 @@ def gates(names: Collection[str] = ()) -> Iterator[Gate]:
 
 
 def planned(comparison: MeshComparison) -> Iterator[tuple[str, str, jax.ShapeDtypeStruct]]:
-    """Yield edge, name and shape of every mark and result that is compared on each mesh."""
+    """Yield edge, name, and shape with dtype of every mark and result compared on each mesh."""
     one = mesh_of(dict.fromkeys(comparison.meshes[0], 1), explicit=comparison.explicit)
     (layout,) = layouts(comparison.arguments, comparison.specs, [one])
     program = Program(comparison.function, comparison.arguments, layout, one)
@@ -45,7 +45,7 @@ def planned(comparison: MeshComparison) -> Iterator[tuple[str, str, jax.ShapeDty
 
 
 def metrics_of(name: str, value: jax.ShapeDtypeStruct) -> Iterator[str]:
-    """Yield the metrics of a mark or result that have a tolerance."""
+    """Yield the names of the metrics that have a tolerance for a mark or result."""
     yield "replicas"
     real = jnp.issubdtype(value.dtype, jnp.inexact)
     yield "rel_l2" if real else "unequal"

@@ -42,7 +42,7 @@ def placements(
     Nothing is yielded if there is none.
 
     Args:
-        whole: shape of the value.
+        whole: shape of the assembled value.
         block: shape of one device's block.
         mesh: sizes of the mesh axes along which there are blocks.
         varying: axes along which blocks are known to differ; placements along just these axes come
@@ -119,7 +119,7 @@ def _bits(x: np.ndarray) -> np.ndarray:
 
 
 def replica_differences(array: Any) -> int:
-    """Return how many shards of an array differ in any bit from the first shard of their index.
+    """Return how many shards differ in any bit from the first shard of the same part of the array.
 
     The result is 0 for an array on one device and for anything that is no JAX array. Only shards on
     devices of this process are compared.
@@ -137,10 +137,11 @@ def replica_differences(array: Any) -> int:
 
 
 def out_of_sync(tree: Any) -> dict[str, int]:
-    """Return the arrays of a pytree whose replicas differ: number of unequal shards, by path.
+    """Return the number of unequal shards of each array whose replicas differ, by path.
 
-    An empty result means that all replicas are bit-identical. Intended for the parameters and the
-    optimiser state of a training run: replicas that have drifted apart stay so in all later steps.
+    An empty result means that all replicas of all arrays of the tree are bit-identical. Intended
+    for the parameters and the optimiser state of a training run: replicas that have drifted apart
+    stay so in all later steps.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     counts = {path_name(path): replica_differences(leaf) for path, leaf in leaves}

@@ -32,7 +32,8 @@ from parity.mesh.placement import (
 from parity.mesh.replay import MARK, Mark, Operation, Replay, body_of, marks_of
 
 OUTPUT = "output"
-"""Name of a result without a path, and first part of names that start with an index."""
+"""Name of the result of a function that returns a single array, and prefix of result names that
+would start with an index."""
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Values:
 
 @dataclass
 class Program:
-    """A function on one mesh, its arguments, and the program compiled last."""
+    """A function on one mesh, its arguments, and the program that was compiled last."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -75,7 +76,8 @@ class Program:
     known_marks: tuple[str, ...] = ()
     """Names of all marks, once the program has run with them."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Types of results that cannot be compared, neither arrays nor numbers, by name."""
+    """Types of the results that are neither arrays nor numbers, and so cannot be compared, by
+    name."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -98,7 +100,8 @@ class Program:
             dtype: "float64" casts floating and complex arguments and enables 64-bit types;
                 "float32" runs the function unmodified. In both, JAX's default precision of matrix
                 products is "highest".
-            whole: one device's values by name; blocks are assembled so that they get these shapes.
+            whole: one device's values by name; the devices' blocks of a mark are assembled to the
+                shape of its value.
             watched: return marks too. False: run the user's program unmodified; `whole`, `forced`,
                 `operation` and `seeds` are then ignored.
             forced: values that replace marks in the rest of the computation, by name.

@@ -19,7 +19,7 @@ from jax.extend.core import JaxprEqn
 from parity.engine.programs.jaxprs import bind
 
 SEEDS = 4
-"""Number of reordered runs; the noise floor is the root mean square of their changes."""
+"""Number of runs with reordered sums; the noise floor is the root mean square of the changes."""
 STRIDE = 7
 """Largest distance of consecutive terms in the new order. A distance above 1 separates neighbours
 in memory, which a SIMD register would hold together."""

@@ -174,7 +174,10 @@ def _is_whole(dtype: Any) -> bool:
 
 
 def _joined(parts: Any, like: Any) -> Any:
-    """Return complex numbers or PRNG keys from the numbers that `program.host` makes of them."""
+    """Return complex numbers or PRNG keys of the dtype of `like`: the inverse of `program.host`.
+
+    `parts` has real and imaginary parts along the last axis, or the integers of the keys.
+    """
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(parts, impl=jax.random.key_impl(like))
     return jax.lax.complex(parts[..., 0], parts[..., 1]).astype(like.dtype)
@@ -192,7 +195,7 @@ def varying_axes(value: Any) -> frozenset[str]:
 
 
 def _block(value: Any, axes: tuple[str, ...]) -> Any:
-    """Return one device's value with a leading axis, to be stacked over all devices."""
+    """Return one device's value with a new first axis, along which all devices are stacked."""
     missing = tuple(axis for axis in axes if axis not in varying_axes(value))
     # With `check_vma=False`, values have no varying axes and none may be added.
     if missing and varying_axes(jax.lax.axis_index(axes[0])):

@@ -18,8 +18,9 @@ class MeshResult:
     """Name of the function, then the axis sizes of the mesh."""
     measurements: tuple[Measurement, ...]
     stages: tuple[Stage, ...] = ()
-    """After a failure: errors of every stage, computed from the mesh's own values of earlier stages
-    and from one device's; empty if all gates hold or stages were not tested."""
+    """After a failure, two errors of every stage: computed from the mesh's own values of earlier
+    stages (free), and from one device's values (forced). Empty if all gates hold, or if stages were
+    not tested."""
     start: str = ""
     """Name of the first wrong stage (mark or result); empty if all gates hold."""
     before: str = ""
@@ -43,7 +44,7 @@ class MeshResult:
 
     @property
     def broken(self) -> Measurement | None:
-        """Failing measurement of `start`, or the first failing one of the mesh if `start` has none.
+        """The first failing measurement of `start`; if `start` has none, of the whole mesh.
 
         None if nothing fails.
         """
@@ -58,7 +59,7 @@ class MeshResult:
 
     @property
     def worst(self) -> Measurement | None:
-        """Relative L2 error that uses the largest fraction of its tolerance; None without one."""
+        """Relative L2 measurement that is the largest fraction of its tolerance; None if none."""
         gates = [m for m in self.measurements if m.metric == "rel_l2" and m.tolerance > 0]
         return max(gates, key=lambda m: m.fraction, default=None)
 

@@ -95,7 +95,7 @@ def mesh_of(sizes: Mapping[str, int], *, explicit: bool = False) -> Mesh:
         explicit: give the axes JAX's type Explicit instead of Auto.
 
     Raises:
-        ValueError: a size is below 1, or there are too few devices.
+        ValueError: no axis is given, a size is below 1, or there are too few devices.
     """
     if not sizes or min(sizes.values()) < 1:
         raise ValueError(f"mesh_of: expected axes with sizes of at least 1, got {dict(sizes)}.")
@@ -158,7 +158,7 @@ def read_step(path: Path) -> MeshComparison:
 def prepare_devices(count: int) -> None:
     """Make JAX split the CPU into `count` virtual devices.
 
-    Nothing changes if JAX has already started, or its flags set another number.
+    Nothing changes if JAX has already started, or if its flags set another number.
     """
     try:
         jax.config.update("jax_num_cpu_devices", count)

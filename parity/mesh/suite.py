@@ -31,7 +31,8 @@ from parity.mesh.subjects.mla_moe import MESHES as OF_MLA_MOE
 
 SUITE = "mesh"
 SUBJECTS = {"mesh megalodon": megalodon, "mesh mla-moe": mla_moe}
-"""Functions that return a subject's `MeshComparison`, by the name that requests all its meshes."""
+"""Function that returns the `MeshComparison` of a subject, by the name of the subject, which on the
+command line requests all its meshes."""
 CASES = {
     f"{name} {sizes_name(sizes)}": (name, sizes)
     for name, meshes in (("mesh megalodon", OF_MEGALODON), ("mesh mla-moe", OF_MLA_MOE))
@@ -42,9 +43,10 @@ arguments of the command that repeats a case."""
 WATCHED = ("float64",)
 """Precisions in which marked intermediates are compared too, to locate differences."""
 ORDERS = 10
-"""Number of reordered runs on one device, from which the scatter of an error level (geometric mean
-of a group of errors) between machines follows. It equals the number of seeds of other noise floors
-(`parity.engine.measure.rounding_noise`). With four, one healthy level in fifty would look wrong."""
+"""Number of runs with reordered sums on one device. Their scatter predicts how much an error level
+(geometric mean of a group of errors) varies between machines. Other noise floors have as many seeds
+(`parity.engine.measure.rounding_noise`). With four runs, one healthy level in fifty would look
+wrong."""
 ALONE = 3600
 """Timeout of the suite's subprocess in seconds: ten times its duration on two cores."""
 
@@ -53,7 +55,7 @@ class Measured(NamedTuple):
     """Results of the suite.
 
     Attributes:
-        rows: measurements of all gates.
+        rows: measurements of all gates of all meshes.
         responses: relative L2 changes of one device's float32 results under reordered sums, one per
             order, by case and quantity.
     """
@@ -63,7 +65,7 @@ class Measured(NamedTuple):
 
 
 def measure(names: Collection[str] = ()) -> Measured:
-    """Measure subjects and cases, in a subprocess if this process has too few devices.
+    """Run the suite on subjects and cases, in a subprocess if this process has too few devices.
 
     Args:
         names: names in `SUBJECTS` or `CASES`; empty: all subjects.
@@ -84,13 +86,13 @@ def measure(names: Collection[str] = ()) -> Measured:
 
 
 def measured(names: Collection[str]) -> Measured:
-    """Measure the named subjects and cases in this process, which needs as many devices as the
-    largest mesh.
+    """Run the suite on the named subjects and cases in this process.
+
+    The process needs as many devices as the largest mesh.
 
     Marked intermediates are compared in float64 only, to locate differences; float32 is the
-    unmodified program. Programs are compiled without LLVM's optimisations, in a quarter of the
-    time: the devices are virtual, so nobody runs these programs for their results, and XLA
-    partitions a program the same way with and without the optimisations.
+    unmodified program. Programs are compiled without LLVM's optimisations, which takes a quarter of
+    the time. That is valid because XLA partitions a program the same way with and without them.
     """
     found = Measured([], {})
     for name, meshes in meshes_of(names).items():
@@ -111,7 +113,7 @@ def measured(names: Collection[str]) -> Measured:
 
 
 def explained(result: MeshResult) -> Iterator[Measurement]:
-    """Yield the gates of a mesh. The failing gate `result.broken` gets the explanation as note."""
+    """Yield the gates of a mesh; the failing one, `result.broken`, gets an explanation as note."""
     start = result.broken
     for m in result.measurements:
         if m is start:

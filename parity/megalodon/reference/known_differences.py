@@ -41,7 +41,7 @@ def _loss_without_targets(live: Any, case: Any) -> np.ndarray:
 def _head_from_embedding(config: MegalodonConfig) -> np.ndarray:
     """Return the largest absolute difference of head and embedding; NaN if their shapes differ.
 
-    The model is built without `tie_word_embeddings` in its configuration, and newly initialised.
+    megalodon-hf's model is newly initialised, without `tie_word_embeddings` in its configuration.
     """
     model = _built(config)
     head, embedding = model.lm_head.weight, model.model.embed.weight

@@ -1,7 +1,7 @@
 """Random cases without a bug: comparing them must report no difference (negative control).
 
 A case is a mesh, a configuration and a length. Cases come in numbered groups; the number determines
-everything random. A group has one text of random length, one set of masks and weights, and
+everything random. A group has one batch of texts of random length, one set of weights, and
 `VARIATIONS` random meshes, one per case. `NEIGHBOURS` consecutive groups share configuration and
 meshes, so that JAX compiles their programs only once.
 """
@@ -34,7 +34,7 @@ SHAPES = (
 def healthy(group: int) -> MeshComparison:
     """Return the group with this number: a random configuration and text on `VARIATIONS` meshes.
 
-    Gradients are compared for every other configuration only: they take most of the compile time.
+    Gradients are compared for every second configuration only: they take most of the compile time.
     """
     rng = np.random.default_rng([11, group // NEIGHBOURS])
 
@@ -86,7 +86,7 @@ def alarms(
     Args:
         groups: numbers of groups (`healthy`).
         report: called with a line of text after each group.
-        wanted: whether to compare a mesh, given its axis sizes.
+        wanted: function of a mesh's axis sizes; returns whether to compare that mesh.
     """
     for group in groups:
         triples = healthy(group)
