@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 UNCHANGED = "unchanged"
 _COMPILED = "_orig_mod."
-"""Prefix that `torch.compile` adds to the names of a module's parameters."""
+"""Part that `torch.compile` adds to the name of a parameter, after the path of the compiled
+module."""
 _INPUT = "rounded_input"
 """Last part of the name of the stage that holds the input of a layer which rounds its inputs; the
 first part is the layer's path."""

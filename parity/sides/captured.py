@@ -98,7 +98,8 @@ class CapturedSide:
         If no derivatives are requested, a captured run with derivatives is returned without them.
         A `Rounding.CONSTANTS` run that was captured without `Run.shared` is returned also if
         `Run.shared` is requested. It perturbed all tables of the captured side, also those that the
-        other side shares, so the noise floor may be an overestimate.
+        other side shares, and no trained parameters, also not those that the other side lacks. So
+        the noise floor may be an overestimate or an underestimate.
 
         Raises:
             SideError: the run was not captured, or the side refused it.
@@ -139,8 +140,8 @@ class CapturedSide:
             return False
         if how.rounding is not None and entry["seed"] != how.seed:
             return False
-        # A captured run may perturb more tables than requested, but not fewer: the noise floor
-        # would be an underestimate.
+        # A run captured with `Run.shared` perturbed all other parameters, which are at least those
+        # of a request that shares more.
         if not set(entry["shared"]) <= (how.shared or frozenset()):
             return False
         return how.cotangents is None or self._same_cotangents(entry, how.cotangents)
