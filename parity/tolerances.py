@@ -71,7 +71,7 @@ in a format over the loss after the same drill in float32."""
 
 @dataclass(frozen=True, slots=True)
 class FormatBound:
-    """Largest errors of a product in a low-precision format that need no wider format."""
+    """Largest errors with which a low-precision format is precise enough for a product."""
 
     error: float
     """Relative L2 error of the product."""

@@ -51,7 +51,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """Result of comparing or diagnosing a case."""
+    """Result of a case: of its comparison, or of its diagnosis of low-precision storage."""
 
     sentence: str
     """Result of the comparison in one sentence. For a diagnosis its first line that contains
@@ -84,9 +84,10 @@ def cases(folder: Path = FOLDER) -> dict[str, Case]:
 
 
 def run(case: Case) -> CaseResult:
-    """Compare the two sides of a case, as reported and with the cause removed, or diagnose it.
+    """Compare the two sides of a case, as reported and with the cause removed; or, for a case
+    about low-precision storage, run its diagnosis.
 
-    A file with `diagnosis()` is diagnosed; any other needs both `port()` and `mended()`.
+    A file with `diagnosis()` is about storage; any other needs both `port()` and `mended()`.
 
     Raises:
         UserFileError: the file cannot be loaded, or lacks these functions.

@@ -123,8 +123,8 @@ class Report:
         return tuple(f"parameter {name}: {'; '.join(said)}" for name, said in notes.items())
 
     def worst(self, edge: PortEdge) -> Measurement | None:
-        """Return the measurement with the largest relative L2 error, as a fraction of its
-        tolerance, on an edge (pair of runs).
+        """Return the measurement whose relative L2 error divided by its tolerance is largest on
+        an edge (pair of runs).
 
         NaN counts as the largest. None if no relative L2 error was measured on the edge.
         """

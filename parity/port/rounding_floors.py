@@ -46,7 +46,7 @@ def floors_of(
     exact: Arrays, moved: Callable[[int], Arrays], seeds: Sequence[int] = range(SEEDS)
 ) -> Floors:
     """Return the relative noise floor of each array by name: the L2 norm of its change under
-    rounding, divided by its L2 norm.
+    rounding (root mean square over seeds), divided by its L2 norm.
 
     Where the array's norm is 0, the change is not divided. `responses_of` has the same arguments
     and returns the changes undivided.
@@ -66,9 +66,10 @@ def responses_of(
 
     Args:
         exact: unperturbed float64 values.
-        moved: returns the same values for a seed, perturbed by rounding with that seed's signs.
+        moved: returns the same values for a seed, perturbed by rounding with signs drawn with
+            that seed.
         seeds: seeds of the perturbed runs.
-        squares: accumulates the squared change of each element; None: not needed.
+        squares: receives the squared change of each element for each seed; None: not needed.
     """
     responses: dict[str, list[float]] = {name: [] for name in exact}
     for seed in seeds:
@@ -116,7 +117,8 @@ class Noise:
         norms: L2 norm of each quantity.
         responses: L2 norm of the change of each quantity (root mean square over seeds), by kind of
             perturbation; empty if the side cannot be perturbed.
-        squares: mean square of the change of each element, by kind of perturbation and quantity.
+        squares: mean square over seeds of the change of each element, by kind of perturbation and
+            quantity.
     """
 
     norms: Floors = field(default_factory=dict)
@@ -259,8 +261,10 @@ class PortBounds:
     def hidden(
         self, edge: Edge, kind: Kind, quantity: str, actual: np.ndarray, expected: np.ndarray
     ) -> Hidden | None:
-        """Return the elements hidden by larger ones whose error is largest relative to its bound.
+        """Return number, error and bound (`Hidden`) of the hidden elements with the largest error
+        relative to its bound.
 
+        An element is hidden if it is too small for an error in it to break the bound of the array.
         None if no element is hidden, no noise floor was measured, some elements are not finite, or
         the terms of the quantity cancel (`cancelled`). `actual` and `expected` are the quantity in
         the left and the right run of the edge.
@@ -338,8 +342,8 @@ def _by_edge(original: Noise, port: Noise) -> dict[Edge, Floors]:
     quantity.
 
     On edges between two float32 or two float64 runs, both sides' responses (changes under rounding)
-    are combined, including those to perturbed tables. On edges between a float32 and a float64 run,
-    only the response of the side with the float64 run counts.
+    are combined, including those to perturbed tables (constant arrays). On edges between a float32
+    and a float64 run, only the response of the side with the float64 run counts.
     """
     o, p = (side.responses.get(Rounding.OPERATIONS, {}) for side in (original, port))
     tables = [side.responses.get(Rounding.CONSTANTS, {}) for side in (original, port)]

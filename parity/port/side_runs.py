@@ -32,8 +32,8 @@ class SideRuns:
         side: the side to run.
         valid: mask of the positions to compare; see `Valid`.
         whose: `original` or `port`, for messages.
-        masked_outputs: whether outputs contain masks on purpose; other stages may always contain
-            masks.
+        masked_outputs: whether numbers of magnitude `MASK` or more in outputs count as masks, such
+            as those added to attention scores; in other stages they always do.
         left_out: names of outputs that are not compared; a name includes every field below it.
         sums: float64 values, by name, of the parameters in which this side stores the rounded sum
             of parameters of the other side; used in float64 runs.
@@ -79,8 +79,8 @@ class SideRuns:
         return self.narrow if self.wide is None else self.wide
 
     def run(self, how: Run, side: Side | None = None) -> Trace:
-        """Run the side once; set invalid positions to zero, and masks (magnitude at least `MASK`)
-        to 1 or -1.
+        """Run the side once; set invalid positions to zero, and numbers that count as masks
+        (`masked_outputs`) to 1 or -1.
 
         Masks are replaced because they may differ between dtypes, such as the lowest number of each
         dtype, and would dominate every norm.

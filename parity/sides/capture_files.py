@@ -52,7 +52,7 @@ class Row:
 
     @classmethod
     def of(cls, name: str, array: np.ndarray, file: str = "", key: str = "") -> Row:
-        """Return the entry of an array, with its hash."""
+        """Return the manifest's entry of an array, with its hash."""
         return cls(name, file, key, array.shape, array.dtype.name, digest(array))
 
     @classmethod

@@ -159,10 +159,11 @@ class CapturedSide:
     def _values(
         self, entry: Mapping[str, Any], exact: Mapping[str, Any] | None, group: str
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of one group (`stages`, `gradients` or `exact`) of a captured run.
+        """Return the arrays of one group of a captured run: `stages`, `gradients`, or `exact`, the
+        integer and bool results.
 
-        Arrays of a perturbed run may be stored as differences; the arrays of the unperturbed run
-        `exact` are then added.
+        Arrays of a perturbed run may be stored as differences from the unperturbed float64 run,
+        whose entry is the argument `exact`; its arrays are then added.
         """
         differs = {row["name"] for row in entry[group] if row["differs"]}
         base = {} if exact is None or not differs else self._arrays(exact[group])

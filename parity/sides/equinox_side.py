@@ -49,8 +49,8 @@ class EquinoxSide(JaxSide):
 
 
 def _watched(module: eqx.Module, path: str) -> Any:
-    """Return a copy of a module that marks its results, and those of its submodules, with their
-    paths; `path` is that of the module itself."""
+    """Return a copy of a module that names its results, and those of its submodules, by their
+    paths, with `checkpoint_name`; `path` is that of the module itself."""
     # `__init__` may have side effects and `__setattr__` rejects changes, so bypass both.
     copy = object.__new__(_marking(type(module), path))
     vars(copy).update(vars(module))
@@ -75,7 +75,7 @@ def _below(value: Any, path: str) -> Any:
 
 @functools.cache
 def _marking(cls: Any, path: str) -> Any:
-    """Return a subclass of `cls` whose `__call__` marks its result with `path`.
+    """Return a subclass of `cls` whose `__call__` names its result `path` by `checkpoint_name`.
 
     Classes without `__call__`, those in `UNMARKED` and the class of the root module, whose path is
     empty, are returned unchanged. The path is stored on the class, so that a module keeps it when a

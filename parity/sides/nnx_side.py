@@ -79,7 +79,7 @@ class NNXSide(JaxSide):
 
 @functools.cache
 def _marking(cls: Any, path: str) -> Any:
-    """Return a subclass of `cls` whose `__call__` marks its result with `path`.
+    """Return a subclass of `cls` whose `__call__` names its result `path` by `checkpoint_name`.
 
     Classes without `__call__`, and the class of the root module, whose path is empty, are returned
     unchanged. The path is stored on the class because NNX rebuilds modules from their class at

@@ -163,8 +163,8 @@ class OnnxSide:
         A name that an exporter made up, such as `val_8` or `onnx::MatMul_3`, is prefixed by the
         path of the module that uses the tensor. Such a tensor counts as a parameter only if it has
         several elements, some of which need many digits (`is_short`): exporters also store numbers
-        of the code, such as 0.5 or a factor of sizes. A single number counts only if its name has a
-        dot.
+        of the code, such as 0.5 or a factor computed from sizes. A tensor of one element is a
+        parameter only if its name has a dot.
         """
         held = {each.name: each for each in self.model.graph.initializer}
         return {n: onnx.numpy_helper.to_array(held[t]) for n, t in self._stored.items()}
@@ -232,7 +232,7 @@ class OnnxSide:
         )
 
     def operation_results(self) -> list[np.ndarray]:
-        """Return the floating-point results of all nodes of a float64 run."""
+        """Return the floating-point results of all nodes of a float64 run, as a list of arrays."""
         return [x for x in self._evaluated(Run(Precision.FLOAT64)).values() if x.dtype.kind == "f"]
 
     def operations_of(
@@ -521,7 +521,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _terms(operator: str, values: Sequence[Any]) -> int:
-    """Return the number of terms of each sum of a node, at least 1."""
+    """Return how many terms each sum of a node has; all its sums have equally many."""
     if operator in ("MatMul", "Gemm"):
         return max(1, np.shape(values[0])[-1])
     if operator in ("Conv", "ConvTranspose"):
@@ -532,7 +532,7 @@ def _terms(operator: str, values: Sequence[Any]) -> int:
 
 
 def _is_whole_use(node: onnx.NodeProto, operand: int, results: Mapping[str, np.ndarray]) -> bool:
-    """Return whether every element of an operand of a node changes the node's result."""
+    """Return whether every element of an operand of a node affects the node's result."""
     kind = node.op_type
     if kind in ("Add", "Sub") or (kind in ("Gemm", "Conv", "ConvTranspose") and operand == 2):
         return True

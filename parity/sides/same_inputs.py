@@ -19,10 +19,11 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
     - both have the same name, shape and kind (integer or floating-point);
     - one of the two is positional, and each is the only remaining input of its side with this shape
     and kind;
-    - both have the same name and rank, unless they agree after broadcasting, are masks of different
-    kinds, or are positional arguments after the first and the sides share an array; or
-    - the sides share no array, and each is the only remaining input of its side with its rank and
-    kind.
+    - both have the same name and rank, unless they agree after broadcasting, differ in kind and one
+    of them has at most two distinct values, like a mask, or are positional arguments after the
+    first and some input array is equal on both sides; or
+    - no input array is equal on both sides, and each is the only remaining input of its side with
+    its rank and kind.
 
     Other remaining inputs need not correspond: one may be a mask and the other positions, or one a
     mask of positions and the other a mask of pairs of positions.

@@ -246,14 +246,14 @@ class TellsResults(Protocol):
     """A side that can return the result of every operation."""
 
     def operation_results(self) -> list[np.ndarray]:
-        """Return the results of all operations of a float64 run."""
+        """Return the results of all operations of a float64 run, as a list of arrays."""
         ...
 
 
 @runtime_checkable
 class LowPrecision(Protocol):
-    """A side that computes in a low precision on purpose; its large noise floor causes no
-    notice."""
+    """A side that computes in a low precision on purpose; no notice warns of its large
+    noise floor."""
 
     autocast: Any
     """The low precision, a dtype of the side's library."""

@@ -171,7 +171,7 @@ class TorchSide:
         return {name: _array(x) for name, x in leaves if isinstance(x, torch.Tensor)}
 
     def operation_results(self) -> list[np.ndarray]:
-        """Return the results of all operations of a float64 run.
+        """Return the results of all operations of a float64 run, as a list of arrays.
 
         The intermediate results of fused operations (`torch_lift.FUSED`) are included.
         """

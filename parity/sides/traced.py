@@ -210,7 +210,8 @@ class Traced:
 
     @cached_property
     def _marks(self) -> dict[str, Any]:
-        """Shapes and dtypes of the marks in float64, by name, in order of execution."""
+        """Shapes and dtypes of the marks (named intermediates) in a float64 run, by name, in order
+        of execution."""
         order: dict[str, Any] = {}
 
         def note(arrays: Any) -> None:
@@ -234,8 +235,8 @@ class Traced:
         return max(map(math.prod, shapes), default=1)
 
     def _changes(self, forced: Mapping[str, Any]) -> dict[str, MarkChange]:
-        """Return, by mark, the changes that replace marks by the values in `forced`; names without
-        a mark have no effect."""
+        """Return, by name, the changes (`MarkChange`) that replace marks (named intermediates) by
+        the values in `forced`; names without a mark have no effect."""
         known = self._marks if forced else {}
         dtypes = {name: known[name].dtype for name in forced if name in known}
         complex_ = {n for n, dtype in dtypes.items() if jnp.issubdtype(dtype, jnp.complexfloating)}
@@ -345,7 +346,7 @@ def _sort(
 
 
 def _taken(marks: Marks) -> dict[str, Any]:
-    """Return the values of the marks that were executed, by name, without those in branches not
+    """Return the values of the marks (named intermediates) by name, without those in branches not
     taken."""
     return {n: x for n, x in marks.values.items() if bool(marks.passed.get(n, True))}
 

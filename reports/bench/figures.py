@@ -199,9 +199,9 @@ def row(
     rounds: Sequence[float] = (),
     note: str = "",
 ) -> Timing:
-    """Return one row (`Timing`) with its goal, which is NaN if there is none, and on a GPU.
+    """Return one row (`Timing`) with its goal; the goal is NaN on a GPU, or if none is set.
 
-    `note` says why `value` is NaN; it is not stored with other values.
+    `note` says why `value` is NaN; it is not stored if `value` is a number.
     """
     goal = math.nan
     if shared["device"] == "cpu":

@@ -41,6 +41,8 @@ def bench_nights(
 ) -> list[Timing]:
     """Return the rows (`Timing`) about a first and a second night, of this version and of `commit`.
 
+    The second night of a version finds the programs that its first one compiled.
+
     Args:
         commit: name or hash of the other commit.
         shared: dtype, device and identity of the rows.
@@ -112,7 +114,7 @@ def _git(commit: str, *arguments: str) -> str:
 
 
 def _night(tree: Path, place: Path, options: Sequence[str]) -> tuple[float, int]:
-    """Run a night; return its processor seconds, and how many compiled programs are then stored.
+    """Run a night; return its processor seconds, and how many programs JAX's cache then holds.
 
     Raises:
         NightsError: the night stored no run, or not all parts ran. A night with a failing verdict

@@ -37,7 +37,7 @@ Shared = Mapping[str, str]
 def bench_backends(
     config: MegalodonConfig, length: int, repeats: int, shared: Shared, report: Log
 ) -> list[Timing]:
-    """Time a training step with each backend of `FORMATS`, alternating with the default backend."""
+    """Time a training step with each GEMM backend of `FORMATS`, alternating with the default."""
 
     def step(backend: GemmBackend) -> Work:
         return jax_workloads(*inputs(replace(config, gemm_backend=backend), length))["train_step"]

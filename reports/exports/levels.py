@@ -16,7 +16,8 @@ Group = tuple[str, str, str, str]
 
 
 def largest_shares(measurements: Iterable[Measurement]) -> dict[Group, float]:
-    """Return for each group of gates the largest share of tolerance that a gate of it uses.
+    """Return the largest share of its tolerance that a gate uses, by suite, case, edge and kind of
+    quantity of the gates.
 
     The share is infinite for a gate whose value or tolerance is not finite, and for a gate that
     does not hold although its value is within the tolerance, such as one that is not comparable.

@@ -37,8 +37,9 @@ class Step:
     created: datetime
     exit_code: int
     values: Mapping[str, float]
-    """Number of each curve at this step, by the curve's name. A curve `tolerance_used/...` is
-    infinite if a gate of its group could not be compared."""
+    """Number of each curve at this step, by the curve's name. A curve
+    `tolerance_used/SUITE/EDGE/KIND` is infinite if a gate of this suite, edge and kind of quantity
+    could not be compared."""
     facts: Mapping[str, str]
     """Texts about the run by name, such as verdict, commit, device, reference, planted fault."""
 

@@ -227,7 +227,8 @@ def _stored(
 
 
 def _same_night(one: Manifest, other: Manifest) -> bool:
-    """Return whether two runs are the same night: equal shards, code, plan, options and contract.
+    """Return whether two runs are the same night: equal shards, code, plan and options, and the
+    same gates that must be measured.
 
     Equal ids of the shards do not suffice. They consist of a second and a commit, so two nights
     that begin in the same second share them, even with different code, checkpoints and options.

@@ -92,7 +92,7 @@ def nightly(options: Options, report: Log, step: Step = lambda *_: None) -> Outc
     Args:
         options: What to run; a shard runs its part, and is stored without a verdict for merging.
         report: Receives a line as each part finishes.
-        step: Receives the number of finished parts, the total, and the time left.
+        step: Receives the number of finished parts, the total, and the time left in words.
 
     Raises:
         ValueError: a case or fault is unknown, a case needs the live reference where only

@@ -86,8 +86,9 @@ class SuiteRun:
     tensors: Deviations = field(default_factory=Deviations)
     explanations: list[Explanation] = field(default_factory=list)
     responses: dict[Calibrated, Mapping[str, Sequence[float]]] = field(default_factory=dict)
-    """Relative L2 changes of each quantity under rounding perturbations, by (case, metric) or
-    (case, metric, edge): the `responses` of `reports.verdict.levels.spreads_of`."""
+    """Relative L2 changes of each quantity, one for each rounding perturbation, by (case, metric),
+    valid on all edges, or by (case, metric, edge): the `responses` of
+    `reports.verdict.levels.spreads_of`."""
     shown: dict[str, Any] = field(default_factory=dict)
     """Plain data for sections of the page."""
 
@@ -118,7 +119,8 @@ class SuiteRun:
 
 @contextmanager
 def _breakdowns_named(suite: SuiteRun, what: str = "") -> Iterator[None]:
-    """Context that times its body; an error in the body becomes the suite's reason after `what`.
+    """Context that times its body and stores an error in it as the suite's `reason`: `what`, then
+    the error.
 
     Bugs of this project, such as a KeyError, are caught too: other suites continue, and the night
     is INCOMPLETE.
@@ -293,7 +295,8 @@ def run_port(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
 def run_mesh(_: Reference, report: Log, only: Collection[str] = ()) -> SuiteRun:
     """Compare training on one device with training on meshes of eight devices.
 
-    `only` selects subjects, or cases (one mesh of a subject); empty selects all.
+    `only` selects models, such as `mesh megalodon`, or cases (a model on one mesh); empty selects
+    all.
     """
     suite = SuiteRun(SUITE_OF[MESH_PART], planned=meshes.planned(only))
     with _breakdowns_named(suite):
@@ -324,7 +327,7 @@ LIVE = frozenset(part for part in MEASURED if SUITE_OF[part] in LIVE_SUITES)
 def elsewhere() -> dict[str, set[str]]:
     """Return the names that `--case` accepts besides cases of suite `parity`, by part of the plan.
 
-    They are cases or subjects of other suites, known differences and GEMM backends.
+    They are cases of other suites, models trained on meshes, known differences and GEMM backends.
     """
     return {
         KNOWN_DIFFERENCES_PART: {difference.id for difference in KNOWN_DIFFERENCES},

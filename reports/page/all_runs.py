@@ -93,8 +93,8 @@ class Entry:
         events: gates whose verdict changed since they were last measured: one entry per earlier
             run that measured them last, the newest of these runs first.
         first: number of failing gates that no earlier run of the list measured.
-        dropped: number of gates that failed in the previous complete run and that this run did
-            not measure.
+        dropped: number of gates that failed in the previous run of all cases on this class of
+            device and that this run did not measure; 0 if this run ran only selected cases.
         known: whether the run's failing gates could be read; if not, its changes are unknown.
     """
 
@@ -278,7 +278,8 @@ def _elsewhere(whole: Sequence[Entry], latest: Entry) -> str:
 
 
 def _streak(newest: Sequence[Entry]) -> int:
-    """Return how many of the newest runs in a row show the same word; `newest` is newest first."""
+    """Return how many of the newest runs in a row are displayed with the same word
+    (`Standing.word`); `newest` is newest first."""
     words = [standing(entry).word for entry in newest]
     return next((i for i, word in enumerate(words) if word != words[0]), len(words))
 

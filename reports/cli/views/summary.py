@@ -20,7 +20,8 @@ _HEAD = (
 
 
 def markdown(run: Run, decision: Decision, limit: int = LIMIT) -> str:
-    """Return the summary: verdict, facts about the comparison, and changes, most severe first.
+    """Return the summary: verdict, facts about the comparison, and changes since earlier runs
+    (`Decision.changes`), most severe first.
 
     Changes that do not fit into `limit` bytes are counted in the last line.
     """

@@ -98,7 +98,8 @@ def _with_itself(
     rows: int,
     functions: dict[str, Callable[..., Any]],
 ) -> list[Agreement]:
-    """Return the agreements of a model with itself on the first `rows` windows of a text.
+    """Return how a model agrees with itself on the first `rows` windows of a text: each window
+    alone and in a batch; and whole and token by token if `functions` has `stepwise`.
 
     Raises:
         TaskError: the text is shorter than that, or `rows` is 1.

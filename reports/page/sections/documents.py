@@ -27,7 +27,7 @@ def second_architecture(run: Run) -> dict[str, Any]:
 
 
 def _of(run: Run, name: str) -> dict[str, Any]:
-    """Return a document's copy in run.json; {} for a run of this version, which stores none."""
+    """Return a document's copy in run.json; {} without one: only old versions stored copies."""
     return run.manifest.stability.get(name) or {}
 
 

@@ -53,10 +53,8 @@ def drilldown(tensor: Deviation) -> dict[str, Any]:
 
 
 def _breaking(tensor: Deviation) -> str:
-    """Return a clause with the number of elements whose errors break the tolerance.
-
-    If these elements had no error, it would hold. "" if they were not counted.
-    """
+    """Return a clause with the smallest number of elements whose correction makes the tensor pass;
+    "" if it was not computed."""
     if not tensor.breaking:
         return ""
     return f"without the error of {count(tensor.breaking, 'element')} the tolerance would hold; "
