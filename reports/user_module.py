@@ -127,9 +127,9 @@ def _own_traceback(path: Path, error: BaseException) -> str:
 
 
 def _same_name(folder: Path, error: BaseException) -> str:
-    """Return advice if an import failed because a package in `folder` has the name of one of ours.
+    """Return advice if an import failed because of a package in `folder`; "" for other errors.
 
-    "" for any other error.
+    Such a package has the name of one of this project's packages (`_OURS`).
     """
     if not isinstance(error, ImportError):
         return ""

@@ -45,7 +45,7 @@ class Options:
     bfloat16: bool = True
     """False: do not run any port in bfloat16. True: each port decides (`Port.bfloat16`)."""
     pins: Path | None = None
-    """File of pins (`parity.pins`) to use instead of the pins of every port; None for their own."""
+    """File with pairs of stages (`parity.pins`) to use instead of `Port.pins`; None for no file."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ def select(ports: Sequence[Port], options: Options) -> list[Port]:
 
     Raises:
         ValueError: one of `options.cases` is not the title, case or name of any port.
-        AlignmentError: the file of pins is invalid.
+        AlignmentError: the file `options.pins` is invalid.
     """
     pins = read_pins(options.pins) if options.pins else ()
     for name in options.cases:

@@ -167,8 +167,9 @@ def _by_run(runs: np.ndarray, ids: np.ndarray, broken: Sequence[int]) -> dict[in
 def _measured(
     root: Path, gathered: Gathered, runs: Sequence[tuple[Line, Manifest]], keys: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return the indices in `keys` of the gates that runs measured, by `_work` of the runs.
+    """Return the indices in `keys` (hashes of gates) of the gates that runs measured.
 
+    The result has one array per `_work` of the runs.
     Runs with equal `_work` measured the same gates, so only one of them is queried. If that run
     cannot be read, their `_work` is left out.
     """
@@ -199,6 +200,13 @@ def _walk(
     Runs without changes have no entry. The changes of a run are a `_Pair` for each earlier run, by
     its index, and the numbers `first` and `dropped` of `GateChanges`. A run in `lost`, or added to
     it because its gates could not be read, has an empty entry.
+
+    Args:
+        runs: Runs, oldest first.
+        failing: Indices of the gates that fail, by index of the run.
+        lost: Indices of runs that could not be read; more are added.
+        measured: Indices of the gates that a run measured, by its `_work`.
+        gates: Number of gates.
     """
     followed: dict[object, _Followed] = {}
     found: dict[int, tuple[dict[int, _Pair], int, int]] = {}

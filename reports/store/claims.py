@@ -30,7 +30,10 @@ COLLISION = 0.05
 
 
 def claim(objects: Objects, name: str) -> str | None:
-    """Claim a name and return the claim's token; None if another writer has it or claims it now."""
+    """Claim the name of a run on shared storage and return the claim's token.
+
+    None if another writer has the name or claims it now.
+    """
     folder, token = f"{CLAIMS}/{name}", uuid.uuid4().hex
     # Runs of earlier versions have no claim, so look for their objects.
     if objects.inside(name) or not objects.create(f"{folder}/{WRITER}", token.encode()):
@@ -50,5 +53,5 @@ def held(objects: Objects, name: str, token: str) -> bool:
 
 
 def retire(objects: Objects, name: str) -> None:
-    """Take a name from its writer; it can never be claimed again."""
+    """Take the name of a run from its writer; it can never be claimed again."""
     objects.create(f"{CLAIMS}/{name}/{RETIRED}", b"")

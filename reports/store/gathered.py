@@ -34,7 +34,7 @@ to another process that is about to write its index."""
 
 @dataclass
 class Gathered:
-    """The combined files of one folder of runs."""
+    """The combined files of one folder of runs, each with the gates of many runs."""
 
     root: Path
     verified: dict[str, str]

@@ -86,7 +86,7 @@ class Objects:
         return max(times, default=None)
 
     def now(self) -> datetime:
-        """Return the storage's time, by writing and deleting a probe object."""
+        """Return the storage's time, by writing and deleting a temporary object."""
         probe = f".partial-{uuid.uuid4().hex[:8]}"
         self.create(probe, b"")
         try:

@@ -110,7 +110,8 @@ def rows_table(
     Args:
         content: Bytes of the file.
         path: Path of the file, whose name selects the schema.
-        absent: Columns that the schema of the run did not have (`added_columns`).
+        absent: Default values, by name, of the columns that the file lacks because the run has an
+            older schema (`added_columns`).
         only: Columns to read, which must include those of `_KEY`; None for all.
         unique: Whether to check that no two measurements have the same name (`_KEY`).
 

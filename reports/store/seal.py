@@ -22,24 +22,26 @@ FIRST_SEALED = 5
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of run.json with its seal, which replaces any earlier seal in it."""
+    """Return the content of run.json with its seal (checksum), which replaces any earlier one."""
     return {**document, SEAL: _digest(document)}
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """Return the text to write as run.json: the document with its seal, as indented JSON."""
+    """Return the text to write as run.json: the document with its seal (checksum), indented."""
     text = json.dumps(sealed(document), indent=2, ensure_ascii=False)
     # The name of a file that is no UTF-8 has lone surrogates, which JSON escapes as Python does.
     return text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n"
 
 
 def is_sealed(document: Mapping[str, Any]) -> bool:
-    """Return whether the seal of a document matches its content."""
+    """Return whether the seal (checksum) in a document matches the rest of its content."""
     return document.get(SEAL) == _digest(document)
 
 
 def check_seal(document: Mapping[str, Any], path: Path) -> None:
-    """Check that run.json was not changed since it was stored; older schemas have no seal.
+    """Check by its seal (checksum) that run.json was not changed since it was stored.
+
+    run.json of older schemas has no seal, and is not checked.
 
     Raises:
         StoreError: the seal is missing or does not match the content.

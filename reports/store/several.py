@@ -35,7 +35,8 @@ LONGEST = 1_800.0
 def learn_together(root: Path, folders: Sequence[Path], keep: bool) -> list[Line]:
     """Return index lines of the folders that the index of `root` lacks, read in several processes.
 
-    Empty if there are fewer than 2 * SHARE such folders or one processor; `read_index` reads those.
+    Empty, so that `read_index` reads the folders in this process, if there are fewer than 2 * SHARE
+    of them or only one processor.
 
     Args:
         root: folder of runs.

@@ -78,7 +78,10 @@ class Storage:
         self.send_unsent(report)
 
     def _fetch(self, name: str, inside: Mapping[str, int] | None) -> None:
-        """Copy a run to this machine, except if it is unfinished or is deleted meanwhile."""
+        """Copy a run to this machine, except if it is unfinished or is deleted meanwhile.
+
+        `inside` has the sizes in bytes of its objects by name; None to request them.
+        """
         inside = self.objects.inside(name) if inside is None else inside
         if MANIFEST not in inside:
             return
@@ -223,7 +226,11 @@ class Storage:
                         self.objects.remove_folder(name)
 
     def check_writable(self) -> None:
-        """Call `clean`, which writes a probe; raises StoreError if the storage is not writable."""
+        """Call `clean`, which writes a temporary object.
+
+        Raises:
+            StoreError: the storage is not writable.
+        """
         self.clean()
 
 
@@ -284,7 +291,7 @@ def _connect(address: str, copy: Path) -> Storage:
 
 @contextmanager
 def _disk_named(storage: Storage) -> Iterator[None]:
-    """Turn errors of the disk that holds the copy into a StoreError that names the copy."""
+    """Context that turns errors of the disk with the copy into a StoreError that names the copy."""
     try:
         yield
     except OSError as error:
@@ -305,7 +312,7 @@ def _no_copy(storage: Storage, error: OSError) -> StoreError:
 
 @contextmanager
 def _refusals_named(address: str) -> Iterator[None]:
-    """Turn errors of the storage into a StoreError that names the address and what to do."""
+    """Context that turns errors of the storage into a StoreError with address and advice."""
     try:
         yield
     except StoreError:

@@ -15,14 +15,15 @@ LESS_IS_BETTER = AT_MOST | {"floor_ratio"}
 class Timing:
     """One number, named by `metric`, about one piece of work.
 
-    Medians over `rounds`, in seconds: `jax_seconds`, `reference_seconds`, `floor_seconds` (the
-    work's lower bound), and `other_seconds` for the package index's megalodon-jax.
-    `compile_seconds` is the time of the first call minus the median. `tokens_per_second` counts all
-    rows of the batch.
+    Medians over `rounds`, in seconds: `jax_seconds`, `reference_seconds`, `floor_seconds` (lower
+    bound: the matrix products alone or, for decoding, reading the parameters), and `other_seconds`
+    for the package index's megalodon-jax. `compile_seconds` is the time of the first call minus the
+    median. `tokens_per_second` counts all rows of the batch.
 
-    Ratios: `ratio` is reference / JAX, with the ratio of each round in `rounds`; `floor_ratio` is
-    JAX / floor; `other_ratio` is other / JAX; `default_ratio` is default / other GEMM backend;
-    `float32_ratio` is float32 / bfloat16, and `reference_float32_ratio` the same of the reference.
+    Ratios of seconds: `ratio` is reference / JAX, with the ratio of each round in `rounds`;
+    `floor_ratio` is JAX / floor; `other_ratio` is other / JAX; `default_ratio` is the default GEMM
+    backend / the one that `work` names; `float32_ratio` is float32 / bfloat16, and
+    `reference_float32_ratio` the same of the reference.
 
     Nights: `night_seconds` and `commit_seconds` are the processor seconds of a night of this
     version and of another commit, and `commit_ratio` is the other commit's / this version's.

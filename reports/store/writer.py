@@ -72,7 +72,7 @@ def _check_rows(run: Run) -> dict[str, Rows]:
 
 @contextmanager
 def _refusals_named(root: Path) -> Iterator[None]:
-    """Turn errors of the file system into a StoreError that names the folder and what to do."""
+    """Context that turns errors of the file system into a StoreError with folder and advice."""
     try:
         yield
     except OSError as error:

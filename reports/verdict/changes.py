@@ -296,7 +296,7 @@ def gravest_first(changes: Iterable[Change], cases: Iterable[str] = ()) -> tuple
     """Sort changes, most severe first: by kind (`What`), then by `excess`, the largest first.
 
     Among equal ones, those with a tolerance precede those without. Then `cases`, in their order,
-    precede other cases, so that a list begins with the case that the sentence above it names. Then
+    precede other cases, so that a list begins with the case that the verdict's sentence names. Then
     come the orders of edges (`edge_rank`), cases and stages.
     """
     rank = {what: i for i, what in enumerate(What)}

@@ -74,7 +74,7 @@ class Rescaled:
     """A group of gates whose error level is not compared, because their tolerances changed.
 
     `before` and `now` are the geometric means of the tolerances. Gates far below their tolerance
-    count with a share of it, so the level depends on them.
+    count with a share of it, so the level depends on the tolerances.
     """
 
     group: Group

@@ -132,8 +132,8 @@ def _level(gates: Sequence[Measurement], raw: Sequence[float], spread: Spread) -
 def over_meshes(groups: Mapping[Group, Level]) -> dict[Group, tuple[Group, ...]]:
     """Return the groups of gates that differ only in the mesh, by their common group.
 
-    A common group has the subject as its case: "mesh megalodon" for "mesh megalodon data=8". It is
-    left out if it has only one mesh.
+    A common group has the case without the mesh: "mesh megalodon" for "mesh megalodon data=8". It
+    is left out if it has only one mesh.
     """
     members: dict[Group, list[Group]] = {}
     for group in groups:

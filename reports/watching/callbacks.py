@@ -43,7 +43,10 @@ class TrainingWatch:
 
     @property
     def page(self) -> Path | None:
-        """Return the path of the run's page; None before the first look, and always at rank > 0."""
+        """Return the path of the run's page; None before the first look (measurement).
+
+        Always None at rank > 0.
+        """
         return self._session.page if self._session else None
 
     def close(self) -> None:
@@ -133,7 +136,9 @@ class UpdatesWatch(TrainingWatch):
         return self._own.on and self._own.due(self._looks.step + 1)
 
     def sample(self, before: Any, updates: Any, after: Any) -> Any:
-        """Return the values that a look needs, as one small array for `record`; works inside jit.
+        """Return the values that a look (measurement) needs, as one small array for `record`.
+
+        Works inside jit.
 
         Args:
             before: Parameters before the step.
@@ -150,7 +155,7 @@ class UpdatesWatch(TrainingWatch):
             return jnp.zeros((3, 0))
 
     def record(self, sample: Any = None) -> None:
-        """Count a step, and evaluate its sample if the step is a look.
+        """Count a step, and evaluate its sample if the step was measured (a look).
 
         Args:
             sample: Result of `sample` in this step; None for a step without it.

@@ -41,7 +41,8 @@ class Facts:
         framework: a key of `PACKAGES`.
         steps: number of optimiser steps so far; in torch without skipped ones.
         skipped: in torch, the number of steps that a loss scaler skipped; in optax, the number of
-            due looks that were skipped because all updates were 0 or one was not finite.
+            looks (measurements) that were due but skipped, because all updates were 0 or one was
+            not finite.
         seconds: time since the watch began, in seconds.
         cost: part of this time that the watch itself took, in seconds.
         closed: whether the watch was closed, so that the training has ended.
@@ -99,8 +100,8 @@ def new_watch_manifest(started: datetime, root: Path, framework: str, device: De
 def run_of(manifest: Manifest, watched: Watched, facts: Facts) -> Run:
     """Return the results of a watch, finished or in progress, as a run that can be stored.
 
-    `facts` is the state of the watch. An unfinished, failed or empty watch is a suite that is not
-    complete.
+    `facts` is the state of the watch. The run has one suite, which is incomplete if the watch is
+    unfinished or failed, or has no look (measurement).
     """
     reason = facts.stopped and f"the watch switched itself off {facts.stopped}"
     if not (reason or facts.closed):

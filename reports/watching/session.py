@@ -50,7 +50,7 @@ class Session:
 
     Attributes:
         watched: the measurements.
-        folder: folder of the run; None until the first look.
+        folder: folder of the run; None until the first look (measurement).
         warned: text of the warning; "" if none was given so far.
         stopped: why the watch switched itself off or could not store its run; "" if neither.
         on_close: called once when the watch ends, to remove its hook.
@@ -143,7 +143,7 @@ class Session:
         return guarded
 
     def take(self, step: int, seen: dict[str, Seen], absent: dict[str, str]) -> None:
-        """Evaluate a look, and give the warning if it is the first that needs one.
+        """Evaluate a look (measurement), and give the warning if it is the first that needs one.
 
         The run is stored at the first look and with the warning. At other looks it is stored only
         if storing it last took less than the fraction `WRITING` of the time since then.
@@ -164,7 +164,7 @@ class Session:
             self._report(f"megalodon-numerics: {news} Page: {self.page}")
 
     def _warning(self) -> str:
-        """Return the warning if this look is the first that needs one, else ""."""
+        """Return the warning if this look (measurement) is the first that needs one, else ""."""
         if self.warned or (self._source is not None and self._source.remedied):
             return ""
         return self.watched.warning(words(self._framework))

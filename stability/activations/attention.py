@@ -191,6 +191,10 @@ def _chunk(parts: tuple[Array, ...]) -> tuple[Float[Array, " H"], ...]:
 
     They are the largest |logit|, the sum of entropies, the number of queries, the sum of relative
     entropies, and the number of queries with at least two keys.
+
+    Args:
+        parts: queries (C, H, dim), whether each is valid (C,), its position in its chunk (C,), keys
+            (K, H, dim), and whether each is valid (K,). K is C, or 2 C with the chunk before.
     """
     q, valid, offsets, k, there = parts
     C, K = q.shape[0], k.shape[0]

@@ -91,7 +91,7 @@ def measure_ranges(
 
     Raises:
         ValueError: `ids` are not integers (B, L), `labels` or `segment_ids` have another shape, or
-            layers are stacked.
+            the model's layers are stacked (`megalodon_jax.stack_layers`).
     """
     check_unstacked("measure_ranges", model)
     ids = token_ids(ids, "measure_ranges")

@@ -119,7 +119,7 @@ def _environment(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def cases(manifest: Manifest, rows: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """Return a row per case: its passing gates, and why gates of it could not be compared."""
+    """Return a row per case: how many of its gates pass, and why any could not be compared."""
     verdicts: dict[str, Counter[Verdict]] = {}
     reasons: dict[str, dict[str, None]] = {}
     for m in rows:

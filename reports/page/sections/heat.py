@@ -53,8 +53,8 @@ class HeatMap:
     edge: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[HeatCell | None, ...]], ...]
-    """Each row: its label, and one cell per column, None where there is no stage. A row of one cell
-    only spans all columns."""
+    """Each row: its label, and one cell per column, None where there is no stage. The only
+    cell of a row with one cell spans all columns."""
     summary: str
 
 

@@ -16,7 +16,7 @@ FIRST = 1
 
 
 def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
-    """Return for each source line its file and number, why it is named, and an excerpt.
+    """Return for each suspicious source line its file and number, the reason, and an excerpt.
 
     A line that is already visible in an earlier excerpt gets no excerpt.
     """
@@ -44,8 +44,8 @@ def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
 def shortened(line: dict[str, Any]) -> dict[str, Any]:
     """Return an entry of `lines`' result (one source line) with a shorter excerpt.
 
-    At most `FIRST` lines remain before and after the named line, which the excerpt marks with ">".
-    If the excerpt marks none, its first lines remain.
+    At most `FIRST` lines remain before the line itself, which the excerpt marks with ">", and as
+    many after it. If the excerpt marks none, its first `FIRST` + 1 lines remain.
     """
     at = next((i for i, row in enumerate(line["text"]) if row["here"]), 0)
     return {**line, "text": line["text"][max(0, at - FIRST) : at + FIRST + 1]}

@@ -279,9 +279,10 @@ def _entry(entry: Mapping[str, Any], compared: bool) -> dict[str, Any]:
 
 
 def _bfloat16(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return a row per stage with the bfloat16 errors of both sides, and a sentence about the last.
+    """Return a row per stage with the bfloat16 errors of both sides, and a sentence.
 
-    Rows are ordered by error of the port / error of the original, the largest first. None if the
+    The sentence is about the last of `stages`, which are in order of computation. Rows, at most
+    `ROWS`, are ordered by error of the port / error of the original, the largest first. None if the
     sides were not run in bfloat16.
     """
     if not stages:

@@ -25,7 +25,9 @@ _SHOWN = (0.05, 0.5, 0.95, 1.0)
 def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the memory of the EMA's poles in tokens by layer and state, with two charts.
 
-    A state is a storage format, before or after training. None if the poles were not probed.
+    The memory of a pole q is 1 / (1 - |q|). A state is a storage format, before or after training.
+    None if the poles were not probed.
+
     Each layer also has the fraction of stored poles that round to 1 ("collapsed").
 
     Args:
@@ -68,7 +70,7 @@ def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def steps(memory: float | None) -> str:
-    """Format a memory length in steps; an infinite one as "forever", None or NaN as a dash."""
+    """Format a memory length in tokens; an infinite one as "forever", None or NaN as a dash."""
     if memory is None or math.isnan(memory):
         return "–"
     if math.isinf(memory):
@@ -79,8 +81,8 @@ def steps(memory: float | None) -> str:
 def remedies(run: Run) -> dict[str, Any] | None:
     """Return the table of remedies by kind of parameter; None if no remedy was tried.
 
-    A row is a remedy, a column a kind of parameter; a cell is the effect on the parameter of this
-    kind that is the most frozen.
+    A row is a remedy, a column a kind of parameter; a cell has the fidelity and the frozen fraction
+    with this remedy, for the parameter of this kind that is the most frozen without one.
     """
     trials = _section(run, "remedies")
     kinds = list(dict.fromkeys(str(row["kind"]) for row in trials))

@@ -143,7 +143,7 @@ def _size(value: float | None) -> str:
 
 
 def _lines(document: Mapping[str, Any], name: str, scale: float) -> list[Line]:
-    """Return one curve per family of parameters: the series `name` over the optimiser steps.
+    """Return one curve per family (norms, matrices, ...): the series `name` over optimiser steps.
 
     Its y values are multiplied by `scale`; if `scale` is 0, they are replaced by their log10.
     """

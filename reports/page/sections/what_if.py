@@ -59,8 +59,8 @@ def as_document(costs: Sequence[Cost]) -> dict[str, Any]:
 def as_text(costs: Sequence[Cost]) -> str:
     """Return a table as text, and below it the `gemm_backend` rules that follow from the costs.
 
-    A row of the table is a kind of matrix and a direction; a cell is the worst error and underflow
-    in one format.
+    A row of the table is a kind of matrix and one of its products: forward, or the gradient of the
+    input or of the weight. A cell is the worst error and underflow in one format.
     """
     groups: dict[tuple[str, str], list[Cost]] = {}
     for cost in costs:
@@ -149,8 +149,8 @@ def _row(rows: Sequence[Mapping[str, Any]], fmt: str, direction: str) -> dict[st
 def _used(row: Mapping[str, Any]) -> float:
     """Return the larger of a product's error and underflow, each over its bound (`Cost.fraction`).
 
-    Infinity if it was not measured because an operand is not finite: NaN, which run.json stores as
-    null.
+    Infinity if the field is NaN, which run.json stores as null: an operand is not finite, so
+    nothing was measured.
     """
     used = row["fraction"]
     return math.inf if used is None or math.isnan(used) else float(used)
