@@ -93,9 +93,9 @@ class DeployedLayer:
     format: str
     """Format of the inputs, such as "int8 by row"."""
     share: float
-    """Largest error of an element of the result, divided by the bound of that element; at most 1 if
-    the layer computes what the trained layer computes. NaN: the layer was not compared (`why`), or
-    an element is NaN."""
+    """Largest error of an element of the result, divided by the largest error that rounding can
+    cause there; at most 1 if the layer computes what the trained layer computes. NaN: the layer was
+    not compared (`why`), or an element is NaN."""
     element: tuple[int, ...]
     """Index of the element of the result with the largest share."""
     why: str = ""
@@ -130,8 +130,8 @@ class Deployment:
         return all(part.holds for part in (*self.weights, *self.layers, self.program))
 
     def text(self) -> str:
-        """Return the three comparisons and the cost as text; every part that does not pass is
-        listed with its error."""
+        """Return `weights`, `layers`, `program` and `cost` as text; every weight or layer that does
+        not pass is listed with its error."""
         parts: dict[str, list[DeployedWeight | DeployedLayer]] = {}
         for weight in self.weights:
             parts.setdefault(f"weights, {weight.format or UNCHANGED}", []).append(weight)
@@ -166,7 +166,8 @@ def compare_deployed(
     its `why` says so.
 
     Args:
-        trained: the module with parameters in float32, in the mode to be compared.
+        trained: the module with parameters in float32, in the mode (training or evaluation) to be
+            compared.
         deployed: the same module, quantised, or returned by `torch.compile`.
         inputs: positional arguments of the call, as in `TorchSide`.
         call: function `call(module, *inputs, **keywords)`; None: `module(...)`.
@@ -217,7 +218,7 @@ def compare_deployed(
 def _weights(
     trained: torch.nn.Module, deployed: torch.nn.Module
 ) -> tuple[list[DeployedWeight], dict[str, np.ndarray]]:
-    """Return a row for every parameter and buffer, and the deployed values, decoded, by name.
+    """Compare every parameter and buffer; return also the deployed values, decoded, by name.
 
     Raises:
         SideError: a parameter is not float32, is missing, or has another shape.
@@ -318,7 +319,7 @@ def _show_input(module: Any) -> Callable[[], None]:
 
 
 def _not_called(module: torch.nn.Module, called: set[str]) -> Iterator[DeployedLayer]:
-    """Yield a row for every layer that rounds its inputs but was not called as a module."""
+    """Yield an entry for every layer that rounds its inputs but was not called as a module."""
     forms = {path: form for path, child in module.named_modules() if (form := input_format(child))}
     for name, weight in module.named_parameters():
         path = name.rpartition(".")[0]
@@ -333,7 +334,7 @@ def _not_called(module: torch.nn.Module, called: set[str]) -> Iterator[DeployedL
 class _DeployedSide:
     """The deployed module, run unmodified; its parameters are reported decoded to float32.
 
-    Kernels for few bits do not compute in float64, so this side has only one run. The trained
+    Low-bit kernels do not compute in float64, so this side can only run unmodified. The trained
     program with the same weights is the truth that it is compared with.
     """
 

@@ -74,7 +74,7 @@ class LogitsApart:
 
     @property
     def floors(self) -> dict[str, float]:
-        """Noise floor of the logits, as a dictionary by quantity."""
+        """Noise floor of the logits as relative L2: a dictionary with one key, "logits"."""
         return {"logits": self.error("noise", "exact")}
 
     def measurements(self, edge: Callable[[MegalodonEdge], Comparison]) -> list[Measurement]:
@@ -105,7 +105,8 @@ class LogitsApart:
         return [*rows, *info]
 
     def losses(self) -> tuple[float, float]:
-        """Return the mean negative log-likelihood in nats of `free` and of `theirs`."""
+        """Return the mean negative log-likelihood in nats of the sides `free` (JAX) and
+        `theirs` (megalodon-hf)."""
         return self._readers["free"].nll(), self._readers["theirs"].nll()
 
 
@@ -124,7 +125,7 @@ class Reader:
         self._chosen = np.full(targets.shape, np.nan)
 
     def add(self, start: int, logits: np.ndarray) -> None:
-        """Add logits (B, L, V'), float64, of a block whose first token id is `start`."""
+        """Add logits (B, L, V'), float64, of the V' token ids from `start` on."""
         peak = logits.max(axis=-1)
         self.best = np.where(peak > self._peak, start + logits.argmax(axis=-1), self.best)
         top = np.maximum(peak, self._peak)

@@ -86,7 +86,7 @@ class JaxLayer:
         return sum(leaf.size for leaf in self._weights.values())
 
     def weights(self, theirs: Stored) -> list[WeightRow]:
-        """Compare each parameter of this layer with the torch checkpoint `theirs`, a row each."""
+        """Compare each parameter of this layer with that of the torch checkpoint `theirs`."""
         module = named_leaves(self._module("float32"))
         rows = []
         for name, leaf in module.items():

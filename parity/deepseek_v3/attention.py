@@ -66,7 +66,7 @@ class Draw:
 
 
 class Attention(eqx.Module):
-    """Multi-head latent attention (report, equations 1 to 11).
+    """Multi-head latent attention (DeepSeek-V3 report, equations 1 to 11).
 
     Fields have DeepSeek-V3's names. Queries are compressed by `q_a_proj` and expanded by
     `q_b_proj`, or computed by `q_proj` alone if `q_lora_rank` is None.
@@ -218,7 +218,8 @@ def rotate(
 
 
 def _causal(L: int, S: int, before: Int[Array, ""] | int) -> Bool[Array, "L S"]:
-    """Return the causal mask, True where a query attends to a key; query 0 is at `before`."""
+    """Return the causal mask, True where a query attends to a key; the first query is at position
+    `before`."""
     queries = before + jnp.arange(L, dtype=jnp.int32)
     return jnp.arange(S, dtype=jnp.int32) <= queries[:, None]
 

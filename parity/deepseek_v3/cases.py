@@ -57,8 +57,8 @@ class Case:
     bias: float = 0.0
     """Standard deviation of the selection bias; 0: the bias is 0."""
     draw: int = 0
-    """Number of the random draw of weights and token ids. `comparison.pooled` pools the errors of
-    several draws."""
+    """Number of the random draw of weights and token ids. `comparison.pooled` takes the
+    geometric mean of the errors of several draws."""
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:

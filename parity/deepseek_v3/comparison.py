@@ -202,7 +202,8 @@ def _wide(work: Work, ours: FunctionSide, answer: Recorded, device: str) -> list
 def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
     """Measure errors of a case, pooled over several random draws of weights and token ids.
 
-    There are `parity.pooling.DRAWS` draws; the first is the case itself.
+    Pooled errors are geometric means over `parity.pooling.DRAWS` draws; the first draw is the case
+    itself.
 
     Args:
         case: configuration, and weights and inputs of the first draw.

@@ -45,7 +45,8 @@ class Output(NamedTuple):
 
     logits: Float[Array, "B L V"]
     routing: dict[int, Routing]
-    """Experts chosen for the B * L tokens, by index of the sparse layer."""
+    """Experts chosen for the B * L tokens, by index of the layer among all layers; without
+    dense layers."""
     cache: Cache
 
 
@@ -80,7 +81,7 @@ class Experts(eqx.Module):
     def __call__(self, x: Float[Array, "T D"], routing: Routing) -> Float[Array, "T D"]:
         """Apply to every token the experts chosen for it; return the weighted sum of their outputs.
 
-        Copies of tokens are sorted by expert, so that each expert is one product over its rows.
+        Copies of tokens are sorted by expert, so that those of one expert are consecutive rows.
         Outputs are summed in the dtype of the routing weights, at least float32.
         """
         T, k = routing.chosen.shape
@@ -107,7 +108,10 @@ class Experts(eqx.Module):
 
 
 class MoE(eqx.Module):
-    """Routed experts, plus shared experts that apply to every token (report, equation 12)."""
+    """Routed experts, plus shared experts that apply to every token.
+
+    Source: DeepSeek-V3 report, equation 12.
+    """
 
     gate: Router
     experts: Experts

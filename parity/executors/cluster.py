@@ -34,7 +34,7 @@ from parity.executors.item import (
 
 
 class RayExecutor:
-    """Executor that runs items on a Ray cluster."""
+    """Executor that runs work items (`Item`) on a Ray cluster."""
 
     name = "ray"
 
@@ -88,7 +88,7 @@ class RayExecutor:
         return int(sum(node.get("CPU", 0) for node in self._nodes())) or 1
 
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-        """Submit items and return the futures of their answers, in the same order.
+        """Submit work items and return the futures of their answers, in the same order.
 
         An item that needs more than any single node has is not submitted: its answer is `NOT_RUN`.
         """
@@ -178,7 +178,7 @@ def _nobody(address: str | None, error: Exception) -> str:
 
 
 class Starts:
-    """Ray actor that records which worker started which item.
+    """Ray actor that records which worker started which work item.
 
     It counts the attempts of each item, because Ray does not tell a task which attempt it is.
     """
@@ -189,7 +189,7 @@ class Starts:
         """Item that each worker started last, by name of the worker, as (name, start time)."""
 
     def began(self, item: str, worker: str) -> int:
-        """Record that a worker starts an item; return the number of this attempt, from 1."""
+        """Record that a worker starts a work item; return the number of this attempt, from 1."""
         self.counts[item] = self.counts.get(item, 0) + 1
         if self.counts[item] > 1:
             # The worker that ran this item before is dead.
@@ -214,7 +214,7 @@ def kernel_variables() -> dict[str, str]:
 
 
 def options(item: Item) -> dict[str, Any]:
-    """Return the options of an item's Ray task: resources, environment variables, and number of
+    """Return the options of a work item's Ray task: resources, environment variables, and number of
     retries."""
     needs = item.needs
     environment = dict(needs.environment)
@@ -242,7 +242,7 @@ def options(item: Item) -> dict[str, Any]:
 
 
 def _perform(item: Item, expected: Identity, starts: Any) -> Answer:
-    """Run an item in this worker of the cluster, and record the attempt in the actor `starts`."""
+    """Run a work item in this worker of the cluster; record the attempt in the actor `starts`."""
     import ray
 
     worker = f"{os.uname().nodename}:{os.getpid()}"

@@ -14,7 +14,7 @@ Log = Callable[[str], None]
 
 @runtime_checkable
 class Executor(Protocol):
-    """Runs items in parallel.
+    """Runs work items (`Item`) in parallel.
 
     An item that fails, or cannot run, is reported by its `Answer`; its future raises no exception.
     """
@@ -24,18 +24,18 @@ class Executor(Protocol):
 
     @property
     def workers(self) -> int:
-        """Largest number of items that run at a time."""
+        """Largest number of work items that run at a time."""
         ...
 
     def start(self, items: Sequence[Item]) -> list[Future[Answer]]:
-        """Start items and return the futures of their answers, in the same order."""
+        """Start work items and return the futures of their answers, in the same order."""
         ...
 
     def running(self) -> Mapping[str, tuple[str, float]]:
-        """Return the item that each busy worker runs, by name of the worker, as (name of the item,
-        start time); times as of `time.time`."""
+        """Return the work item that each busy worker runs, by name of the worker, as (name of the
+        item, start time); times as of `time.time`."""
         ...
 
     def close(self) -> None:
-        """Kill all running items and start no further ones; none of these items gets an answer."""
+        """Kill all running work items and start no further ones; none of these gets an answer."""
         ...

@@ -97,8 +97,8 @@ class NoiseFloors:
         return entry["responses"] if entry.get("hash") == work.hash else {}
 
     def floor(self, work: Work, quantity: str) -> float:
-        """Return the noise floor of a quantity (the error that rounding alone causes); NaN unless
-        the case was calibrated with exactly these inputs and weights."""
+        """Return the noise floor of a quantity: the root mean square of `responses` over the seeds;
+        NaN unless the case was calibrated with exactly these inputs and weights."""
         values = self.responses(work).get(quantity)
         return math.nan if values is None else rounding_noise.floor(values)
 

@@ -111,8 +111,8 @@ class Comparison:
     """Maps the name of a quantity to its kind."""
     largest_bound: float = math.inf
     """A bound on a relative error that is this large or larger proves nothing, since an array of
-    zeros has error 1: such a row is not a passing gate (`gate`). A gradient whose terms cancel, for
-    example, can have such a bound."""
+    zeros has error 1: a measurement with such a bound is not a passing gate (`gate`). A gradient
+    whose terms cancel, for example, can have such a bound."""
     scales: Mapping[str, float] = field(default_factory=dict)
     """L2 norms that errors and bounds are relative to, by quantity; the default is the norm of the
     expected array."""
@@ -120,8 +120,8 @@ class Comparison:
     def run(self, actual: Arrays, expected: Arrays) -> list[Measurement]:
         """Compare `actual` (left) with `expected` (right) by name, in order of computation.
 
-        Each quantity gives at least one row; informational metrics follow the quantity's gate.
-        Errors are relative to `expected`. Two empty sides give one failing row.
+        Each quantity gives at least one measurement; informational metrics follow its gate. Errors
+        are relative to `expected`. Two empty sides give one failing measurement.
         """
         names = self._ordered(set(actual) | set(expected))
         rows = [m for name in names for m in self._quantity(name, actual, expected)]
@@ -132,9 +132,9 @@ class Comparison:
     def accuracy(self, actual: Arrays, reference: Arrays, truth: Arrays) -> list[Measurement]:
         """Return gates on the error of `actual` divided by the error of `reference`.
 
-        Errors are relative L2 against `truth`. There is one row for each logits or activation array
-        of `truth`, and one for all gradients, if any: there, each side's error is the root mean
-        square of its errors over the gradients. A row fails if either side lacks the array.
+        Errors are relative L2 against `truth`. There is one gate for each logits or activation
+        array of `truth`, and one for all gradients, if any: there, each side's error is the root
+        mean square of its errors over the gradients. A gate fails if either side lacks the array.
         """
         errors = {name: self._errors(name, actual, reference, truth) for name in truth}
         rows = [
@@ -184,13 +184,14 @@ class Comparison:
         )
 
     def unmeasured(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
-        """Return the row of a quantity that was not measured; the note is the reason."""
+        """Return the measurement, not comparable, of a quantity; the note is the reason."""
         return self._row(name, metric, math.nan, math.nan, Verdict.NOT_COMPARABLE, note)
 
     def missing(self, name: str, note: str, metric: str = "rel_l2") -> Measurement:
-        """Return a failing row for a quantity that one side lacks or has in another shape or dtype.
+        """Return a failing measurement of a quantity that one side lacks or has in another shape or
+        dtype.
 
-        The value of the row is infinite; the note is the reason.
+        Its value is infinite; the note is the reason.
         """
         return self._row(name, metric, math.inf, math.nan, Verdict.FAIL, note)
 

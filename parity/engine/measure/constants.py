@@ -27,15 +27,15 @@ def is_constant(x: np.ndarray) -> bool:
 
 
 def without_constants(rows: Iterable[Measurement], one: Arrays, other: Arrays) -> list[Measurement]:
-    """Return `rows`, with passing gates between two constant arrays turned into informational rows.
+    """Return `rows` (measurements), where gates that pass on two constant arrays only inform.
 
     Constants that differ still fail.
 
     Args:
-        rows: gates and informational rows.
+        rows: gates and informational measurements.
         one: compared elements of one side, by quantity.
-        other: compared elements of the other side, by quantity. Rows of quantities that are not in
-            both mappings are returned unchanged.
+        other: compared elements of the other side, by quantity. Measurements of quantities that
+            are not in both mappings are returned unchanged.
     """
     notes = {
         name: f"nothing compared: {_value_of(one[name])} on both sides"

@@ -63,8 +63,8 @@ class Measurement:
     dtype: str
     device: str
     identity: str
-    """Hash of the work (inputs and weights), edge, quantity, metric, metric version and device
-    class; only measurements with equal identity can be compared between runs."""
+    """Hash of the work (inputs and weights), edge, quantity, metric, metric version and
+    `device`; only measurements with equal identity can be compared between runs."""
     note: str = ""
     """Explanation for the reader; empty if there is none."""
     deterministic: bool | None = None
@@ -80,9 +80,10 @@ class Measurement:
     def settled(self) -> Measurement:
         """Return the measurement with the verdict recomputed from its value and tolerance.
 
-        Only passes, and informational rows with a tolerance, are recomputed. They pass if the value
-        is finite and between 0 and the tolerance: values are distances or counts, so a negative one
-        fails. A finite value without a finite tolerance is not comparable.
+        Only passes are recomputed, and informational measurements that have a tolerance, which they
+        should not. They pass if the value is finite and between 0 and the tolerance: values are
+        distances or counts, so a negative one fails. A finite value without a finite tolerance is
+        not comparable.
         """
         if self.verdict is not Verdict.PASS and (
             self.verdict is not Verdict.INFO or math.isnan(self.tolerance)

@@ -72,10 +72,10 @@ def tensor_metrics(a: np.ndarray, e: np.ndarray, dtype: str) -> dict[str, float]
         dtype: dtype of the computation, which defines a unit in the last place (ULP).
 
     Returns:
-        By name: max_abs; max_rel, where the error of an element below `SMALL` times the root mean
-        square is relative to that threshold; ulp_p50, ulp_p99 and ulp_max, median, 99th percentile
-        and maximum error in ULPs of `dtype` at the truth; cosine of the angle between both. Empty
-        arrays have no ULP metrics.
+        By name: max_abs; max_rel, where the error of an element of `e` below `SMALL` times the root
+        mean square of `e` is relative to that threshold; ulp_p50, ulp_p99 and ulp_max, median, 99th
+        percentile and maximum error in ULPs of `dtype` at the truth; cosine of the angle between
+        both. Empty arrays have no ULP metrics.
     """
     if not a.size:
         return {"max_abs": 0.0, "max_rel": 0.0, "cosine": math.nan}

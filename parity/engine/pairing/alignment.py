@@ -228,7 +228,10 @@ class _Aligner:
         self.alike = np.maximum(self.alike, learned(pairs, one, other))
 
     def _values_agree_behind(self) -> np.ndarray:
-        """Return whether values agree again in the `HORIZON` stages after each pair of stages.
+        """Return, for each pair of stages, whether values agree again soon after it.
+
+        They do if at least the fraction `AGREEING` of the next `HORIZON` stages with more than two
+        distinct values, on either side, are paired by value.
 
         Returns:
             Booleans (stages of the original, stages of the port).
@@ -395,11 +398,11 @@ def best_in_order(worth: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _share(agrees: np.ndarray, telling: np.ndarray) -> float:
-    """Return the fraction of agreeing stages among the first `HORIZON` stages that have more than
-    two distinct values; 0 if there are none.
+    """Return the fraction of stages paired by value among the first `HORIZON` stages that have more
+    than two distinct values; 0 if there are none.
 
     Args:
-        agrees: booleans by stage.
+        agrees: booleans by stage, True if a stage is paired by value.
         telling: booleans by stage, True if a stage has more than two distinct values.
     """
     next_ones = np.flatnonzero(telling)[:HORIZON]

@@ -139,8 +139,9 @@ def _plain_samples(source: Shape, target: Shape) -> tuple[tuple[Layout, np.ndarr
 def distance(actual: np.ndarray, expected: np.ndarray) -> float:
     """Return the relative L2 difference of two arrays of one shape.
 
-    Equal elements count as no difference, even if infinite. Masks do not count in the norm of
-    `expected`. The result is NaN if an array holds a NaN or an infinity that the other lacks.
+    Equal elements count as no difference, even if infinite. Masked elements (magnitude >=
+    `MASKED`) do not count in the norm of `expected`. The result is NaN if an array holds a NaN or
+    an infinity that the other lacks.
     """
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -195,7 +196,7 @@ def _by_shape(stages: Sequence[np.ndarray]) -> dict[Shape, list[int]]:
 
 
 def _numbers(x: np.ndarray) -> np.ndarray:
-    """Return an array in float64, with masks and NaN replaced by 0."""
+    """Return an array in float64, with masked elements (magnitude >= `MASKED`) and NaN set to 0."""
     wide = np.asarray(x, np.float64)
     return np.where(np.abs(wide) < MASKED, wide, 0.0)
 

@@ -449,9 +449,9 @@ class _Search:
         Zero biases of a recurrent cell equal the original's in any order of the gates, but their
         derivatives have the order of the gates. Biases with equal values in several gates, such as
         1 for the forget gate and 0 for the others, do not show their order themselves; they are
-        reordered if their values are equal in the order of the matrices. The pair is returned
-        unchanged if its values do not allow that order, if the matrices of its module are not
-        reordered, or if they are reordered in several ways.
+        reordered if the original's bias in the order of the matrices equals the port's. The pair is
+        returned unchanged if its values do not allow that order, if the matrices of its module are
+        not reordered, or if they are reordered in several ways.
         """
         shape, names = pair.construction.shape, pair.originals
         pieces = pair.construction.pieces

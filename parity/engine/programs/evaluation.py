@@ -66,8 +66,8 @@ class Evaluation:
     """Remarks for the reader (the keys), such as an operation that has no float64 version; filled
     by `run`."""
     differentiable: bool = False
-    """Keep custom derivatives of functions (`custom_jvp`, `custom_vjp`); marks inside such
-    functions are then not found."""
+    """Keep custom derivatives of functions (`custom_jvp`, `custom_vjp`); marks (named
+    intermediates) inside such functions are then not found."""
     recorder: Recorder | None = None
     """Records every operation, except in long loops, and in conditions and while loops of which the
     recorder does not know the branch or the number of iterations; None: nothing is recorded."""

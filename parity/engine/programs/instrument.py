@@ -62,7 +62,8 @@ def capture(
 
 
 def _certain(marks: Marks) -> dict[str, jax.Array]:
-    """Return the values of marks; NaN for floating-point marks in branches that were not taken."""
+    """Return the values of marks (named intermediates); NaN for floating-point ones in branches
+    that were not taken."""
     values = dict(marks.values)
     for name, passed in marks.passed.items():
         if jnp.issubdtype(values[name].dtype, jnp.inexact):

@@ -35,7 +35,7 @@ class MarkChange(NamedTuple):
         return self.on is not False and self.value is not None
 
     def reported(self, value: Any) -> Any:
-        """Return the value to report for the mark: the computed one plus the offset."""
+        """Return the value to report for the intermediate: the computed one plus the offset."""
         return value if self.offset is None else value + self.offset
 
     def following(self, value: Any) -> Any:
@@ -69,7 +69,7 @@ class Marks:
     """Number of occurrences of each mark in `numbered`."""
 
     def name_of(self, name: str) -> str:
-        """Reserve and return the unique name of a mark's next value.
+        """Reserve and return the unique name of the next value of mark `name`.
 
         Raises:
             ValueError: the mark already has a value and `once` is set.
@@ -92,7 +92,7 @@ class Marks:
         return unique
 
     def within(self) -> Marks:
-        """Return empty marks for the body of a loop or a branch, with names unique within it.
+        """Return an empty `Marks` for the body of a loop or a branch, with names unique within it.
 
         The caller copies the values found there to its own marks, under their final names.
         """
@@ -115,7 +115,7 @@ def has_marks(eqn: Any) -> bool:
 
 
 def in_turn(name: str, turn: int) -> str:
-    """Return the name `name@turn` of a mark in iteration `turn` of the loop that encloses it.
+    """Return the name `name@turn` of a named intermediate in iteration `turn` of its loop.
 
     The iteration of an outer loop goes before the iterations already in the name.
     """
@@ -155,7 +155,7 @@ class Branches:
 
     @classmethod
     def of(cls, branches: Sequence[Mapping[str, Any]]) -> Branches:
-        """Merge the marks of branches, each given as shapes by name.
+        """Merge the marks (named intermediates) of branches, each given as shapes by name.
 
         Marks of different branches with equal name, shape and dtype become one mark. Marks with the
         same name but another shape or dtype get a number.

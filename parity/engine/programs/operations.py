@@ -69,7 +69,7 @@ class Recorder:
     """
 
     courses: Mapping[Place, int] = field(default_factory=dict)
-    """Branches taken by conditions and numbers of iterations of while loops, by place. Operations
+    """Branches taken by conditions and numbers of iterations of while loops, by `Place`. Operations
     inside a condition or while loop are recorded only if that condition or loop is listed here."""
     operations: list[Operation] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Recorder:
             eqn: the equation.
             inputs: its operands.
             outputs: its results.
-            mark: name of the mark, if the equation is one.
+            mark: name of the mark (named intermediate), if the equation is one.
             fed: whether the mark's value was replaced.
         """
         index = len(self.operations)
@@ -152,9 +152,9 @@ class Recorder:
         """Return the operations to record as parents of an operation that reads the result of
         operation `index`: usually `index` alone.
 
-        A mark that was not replaced passes on its operand, so the operation that computed the
-        operand is returned instead: `window` leaves marks out, which would cut off an operation
-        after the mark from those before it.
+        A mark (named intermediate) that was not replaced passes on its operand, so the operation
+        that computed the operand is returned instead: `window` leaves marks out, which would cut
+        off an operation after the mark from those before it.
         """
         operation = self.operations[index]
         passed_on = operation.mark is not None and not operation.fed
@@ -166,7 +166,7 @@ class Recorder:
 
     def window(self, last: int) -> list[int]:
         """Return, sorted, the indices of operation `last` and of all it depends on, back to
-        replaced marks.
+        replaced marks (named intermediates).
 
         Replaced marks hold correct values. Marks that were not replaced may be wrong, so the
         operations before them are included; the marks themselves are not.
@@ -183,7 +183,7 @@ class Recorder:
         return sorted(i for i in inside if i == last or self.operations[i].mark is None)
 
     def beside(self, stages: Collection[str]) -> list[Operation]:
-        """Return the operations that do not belong to the given stages, without marks.
+        """Return the operations that belong to none of the given stages and are no marks.
 
         An operation belongs to a stage if it is in the `window` of the stage's value.
         """
@@ -372,7 +372,8 @@ class _Known:
 
 
 def _ordered(array: np.ndarray) -> np.ndarray:
-    """Return the sorted values of an array, float64, without masks (magnitude >= `MASKING`)."""
+    """Return the sorted values of an array, float64, without masked ones (>= `MASKING` in
+    magnitude)."""
     values = np.sort(np.asarray(array, np.float64), axis=None)
     return values[np.abs(values) < MASKING]
 

@@ -73,7 +73,7 @@ class Signs:
         return dataclasses.replace(self, turn=(self.turn * OUTER + turn + 1) % SPAN)
 
     def moved(self, value: Any, roundoff: float, *, counted: bool = False) -> Any:
-        """Return a float64 value times 1 +- `roundoff`; scalars that count as exact are unchanged.
+        """Return a float64 value times 1 +- `roundoff`; exact scalars (`is_short`) are unchanged.
 
         A complex value is multiplied by 1 +- roundoff +- i roundoff. If the field `operations` is
         0, every value is unchanged.
@@ -81,7 +81,7 @@ class Signs:
         Args:
             value: float64 or complex128 array.
             roundoff: relative change of each element.
-            counted: whether elements of an array that count as exact are unchanged too.
+            counted: whether exact elements of an array are unchanged too.
         """
         moves = self._draw(value.shape)
         if jnp.iscomplexobj(value):

@@ -306,8 +306,8 @@ def search(
 def mask_of(
     index: int, operations: Mapping[int, Operation], values: Mapping[int, np.ndarray]
 ) -> list[int]:
-    """Return, sorted, the indices of the operations with boolean results that the mask of selection
-    `index` depends on."""
+    """Return, sorted, the indices of the operations with boolean results that the mask of operation
+    `index`, a `select_n`, depends on."""
     inside: set[int] = set()
     waiting = [p for p in operations[index].parents if p in values]
     while waiting:
