@@ -98,7 +98,7 @@ def save_checkpoint(
 def load_checkpoint(
     folder: str | os.PathLike[str], *, opt_state_like: Any = None, model_like: Any = None
 ) -> Checkpoint:
-    """Load a checkpoint, bit for bit.
+    """Load a checkpoint, bit for bit: model, step, optimiser state and mesh (`Checkpoint`).
 
     Args:
         folder: a folder written by `save_checkpoint`.

@@ -406,7 +406,8 @@ def checked_dtype(name: str, value: DTypeLike | None, owner: str = "MegalodonCon
     Errors name the argument (`name`) and the class or function it was given to (`owner`).
 
     Raises:
-        ValueError: the dtype is not supported (such as float16), or is float64 without 64-bit JAX.
+        ValueError: the dtype is None or not supported (such as float16), or is float64 without
+            64-bit JAX.
     """
     try:
         dtype = None if value is None else jnp.dtype(value)

@@ -92,7 +92,9 @@ def convert_jax_to_torch(
     dtype: torch.dtype | None = None,
     include_rope_inv_freq: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Return a state dict that loads strictly into megalodon-hf; a tied head copies the embedding.
+    """Return a state dict that loads strictly into megalodon-hf.
+
+    A tied head is included, as a copy of the embedding.
 
     Args:
         model: the model to export.
@@ -228,7 +230,8 @@ def read_config(path: Path) -> MegalodonConfig:
 def unprefixed(tensors: Mapping[str, T], source: str) -> dict[str, T]:
     """Return the tensors by name, without the prefix that a wrapper put before every name.
 
-    Names without the prefix are kept, so that strict loading reports them.
+    The prefix is what precedes the embedding's name. Names without it are kept, so that strict
+    loading reports them.
 
     Raises:
         ValueError: there are several prefixes, and so several models; the message begins with

@@ -124,7 +124,7 @@ def write_pretrained(
 
 
 def _config(model: MegalodonForCausalLM) -> dict[str, Any]:
-    """Return `config.json`: megalodon-hf's fields, and those Transformers' Auto classes need."""
+    """Return the content of `config.json`, with the fields that Transformers' Auto classes need."""
     module = CODE.removesuffix(".py")
     names = {"AutoConfig": "MegalodonConfig", "AutoModelForCausalLM": "MegalodonForCausalLM"}
     return model.config.to_hf() | {

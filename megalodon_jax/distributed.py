@@ -170,7 +170,8 @@ def load(folder: str | os.PathLike[str], mesh: Mesh, *, opt_state_like: Any = No
     Every process reads the whole checkpoint. If the meshes differ, a warning is logged: parameters
     are bit-identical, but sums are computed in another order from here on.
 
-    Arguments and errors are those of `checkpoint.load_checkpoint`; `mesh` is the target mesh.
+    Arguments, result and errors are those of `checkpoint.load_checkpoint`; `mesh` is the target
+    mesh.
     """
     found = load_checkpoint(folder, opt_state_like=opt_state_like)
     here = {name: int(size) for name, size in mesh.shape.items()}

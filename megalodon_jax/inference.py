@@ -75,8 +75,8 @@ def sample_token(
         key: PRNG key.
         temperature: divides the logits; below `GREEDY_BELOW` the most likely token is taken.
         top_k: keep the k most likely tokens and any as likely as the k-th; 0 or None keeps all.
-        top_p: keep the smallest set of most likely tokens whose probability reaches p; 1 or None
-            keeps all.
+        top_p: keep the most likely tokens, as few as reach the probability p after temperature and
+            `top_k`, and any as likely as the last of them; 1 or None keeps all.
 
     Raises:
         ValueError: `temperature`, `top_k` or `top_p` is out of range.
@@ -201,8 +201,8 @@ def generate(
 
     Raises:
         ValueError: `max_new_tokens` is not positive, sampling lacks a key, `temperature`, `top_k`
-            or `top_p` is out of range, a row of the mask has no token or padding between tokens, or
-            a prompt is empty although it continues a cache or there is no BOS.
+            or `top_p` is out of range, a row of the mask has no token or has padding between its
+            tokens, or a prompt is empty although it continues a cache or there is no BOS.
         RuntimeError: a traced value breaks one of these rules, an id is outside the vocabulary, or
             logits are not finite.
 

@@ -241,7 +241,7 @@ def accumulate_gradients(
 def _following(
     labels: Array, mask: Array | None, ignore_index: Any, segment_ids: Any
 ) -> tuple[Array, Array]:
-    """Return each position's target, the next label, and whether it counts in the loss."""
+    """Return each position's target (the next label), and whether it counts in the loss."""
     dims = ((None,) * (labels.ndim - 2)) + ("batch", "sequence")
     # Labels move between shards of a sequence, which is not possible with Explicit axes.
     return automatic(
@@ -312,10 +312,10 @@ def _mean(total: Array, count: Array, dtype: DTypeLike) -> Array:
 
 
 def _by_chunk(x: Array, chunk: int, parts: int) -> Array:
-    """Reshape (B, n, ...) to (chunks, B, parts * chunk, ...), padding with zeros at the end.
+    """Reshape (B, n, ...) to (chunks, B, parts * chunk, ...).
 
     On `parts` shards of a sequence, every chunk takes `chunk` positions from each shard, so that no
-    data moves between shards.
+    data moves between shards. Each shard is padded with zeros at its end.
     """
     B, n = x.shape[0], x.shape[1] // parts
     chunks = -(-n // chunk)

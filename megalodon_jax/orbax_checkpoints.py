@@ -238,6 +238,9 @@ def restore(
         model_like: a model with the structure to fill, of arrays or shapes, for a model with
             parameters that a user added; None restores the model of the configuration.
 
+    Returns:
+        Model, step, optimiser state, PRNG key and position in the data, as a `Restored`.
+
     Raises:
         ImportError: Orbax is not installed.
         FileNotFoundError: there is no such step; the message lists the newest complete ones.

@@ -54,8 +54,8 @@ _STACKED = re.compile(r"(^|\.)layers\.block\.")
 def role_of(name: str) -> Role:
     """Return the role of a parameter by its torch name; `Role.OTHER` if no rule names it.
 
-    Parameters that a user added to a model, such as those of LoRA, are saved and audited like any
-    other. Every parameter of our own model must have a rule, which a test checks.
+    Parameters that a user added to a model are saved like any other. Every parameter of this
+    project's own models must have a rule, which a test checks.
     """
     return next((role for pattern, role in _ROLES if re.search(pattern, name)), Role.OTHER)
 

@@ -129,7 +129,7 @@ class ArrayTensor:
 
     array: np.ndarray
     stored_as: str = ""
-    """Name of the dtype on disk, if it differs from that of `array`."""
+    """Name of the dtype in the file that `array` was read from; empty if it is that of `array`."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -95,9 +95,9 @@ class TorchContents:
     tensors: dict[str, TorchTensor]
     """Tensors of the model, by name; empty if there is no model."""
     models: dict[Place, int]
-    """Number of tensors in each state dict of the model, by its place in the file."""
+    """Number of tensors in each state dict of the model, by the keys that lead to it."""
     optimisers: dict[Place, Mapping[str, Any]] = field(default_factory=dict)
-    """Optimiser states in the format of `optimizer.state_dict()`, by their place in the file."""
+    """Optimiser states in the format of `optimizer.state_dict()`, by the keys that lead to them."""
     left: list[str] = field(default_factory=list)
     """Descriptions of everything else in the file."""
 
@@ -123,7 +123,9 @@ def is_torch_file(file: Path) -> bool:
 
 
 def read_torch_file(file: Path) -> TorchContents:
-    """Read a torch file. If it has torch's zip format, its tensors are memory-mapped, not read yet.
+    """Return the contents of a torch file.
+
+    If it has torch's zip format, its tensors are memory-mapped, not read yet.
 
     Raises:
         ImportError: torch is not installed.
@@ -143,7 +145,8 @@ def contents(loaded: Any) -> TorchContents:
     2. all state dicts, without averages of weights;
     3. the first average of weights.
 
-    If several state dicts are chosen, the names of their tensors are prefixed with their places.
+    If several state dicts are chosen, the names of their tensors are prefixed with the keys
+    that lead to them.
     """
     optimisers = dict(_optimisers(loaded, ()))
     dicts = dict(_state_dicts(loaded, ()))
@@ -186,7 +189,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 
 def describe(place: Place) -> str:
-    """Return a place as dotted text without characters that a terminal would interpret."""
+    """Return the keys `place` as dotted text without characters that a terminal would interpret."""
     return printable(".".join(place)) or "the file itself"
 
 
@@ -371,7 +374,7 @@ def _state_dicts(value: Any, place: Place) -> Iterator[tuple[Place, Mapping[str,
     """Yield (place, mapping) for each outermost mapping that has a parameter among its values.
 
     Optimiser states are skipped. A mapping that contains one, or a mapping under one of the
-    `MODELS` keys, is not yielded, but searched.
+    `MODELS` keys, is not yielded, but searched. `place` holds the keys that lead to a mapping.
     """
     if is_optimiser_state(value):
         return
@@ -394,9 +397,9 @@ def _is_parameter(value: Any) -> bool:
 
 
 def _trained(dicts: Mapping[Place, Any]) -> list[Place]:
-    """Return the places of the model's state dicts, chosen by the rules of `contents`.
+    """Return the keys that lead to the model's state dicts, chosen by the rules of `contents`.
 
-    `dicts` has all state dicts of the file, by place.
+    `dicts` has all state dicts of the file, by the keys that lead to them.
     """
     own = [p for p in dicts if not _AROUND.intersection(p)]
     averages = [p for p in own if any(_AVERAGE.search(key) for key in p)]
@@ -422,7 +425,7 @@ def _unwrapped(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _left(value: Any, place: Place, taken: set[Place]) -> Iterator[str]:
-    """Yield a description of each part of a file outside of the places in `taken`."""
+    """Yield a description of each part of a file except those to which the keys `taken` lead."""
     if place in taken:
         return
     if not place or any(t[: len(place)] == place for t in taken):

@@ -44,7 +44,7 @@ def adamw(
     Args:
         lr: highest learning rate; the learning rate ends at a twentieth of it.
         steps: optimiser steps of the whole run. A resumed run needs the same number.
-        warmup: steps over which the learning rate rises from 0; shortened to `steps // 2`.
+        warmup: steps over which the learning rate rises from 0, but at most `steps // 2`.
         b2: decay rate of the second moment.
         weight_decay: decoupled decay, multiplied by the learning rate.
     """

@@ -32,7 +32,10 @@ MARK = "ports(of=function): the test runs once for each parity.Port of function(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options `--numerics-run DIR`, which stores a run, and `--numerics-exit`."""
+    """Add the options `--numerics-run DIR`, which stores a run, and `--numerics-exit`.
+
+    The latter selects whether the verdict of the run determines the exit status of pytest.
+    """
     parser.addoption(
         "--numerics-run",
         type=Path,
@@ -49,9 +52,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With `--numerics-run`, register the collector in the process that sees all tests' reports.
+    """With `--numerics-run`, register `pytest_session.Collector`, which stores the measurements.
 
-    That is the controller of pytest-xdist or, without it, the only process.
+    It runs in the process that sees all tests' reports: the controller of pytest-xdist or, without
+    it, the only process.
     """
     config.addinivalue_line("markers", MARK)
     root = config.getoption("--numerics-run")
@@ -76,8 +80,9 @@ def numerics(
 ) -> Callable[[Iterable[Measurement]], list[Measurement]]:
     """Return a function that records measurements and returns them as a list.
 
-    Use: `rows = numerics(suite.case(case, floors))`. The function does not assert that the
-    measurements hold their tolerances; the verdict of `--numerics-run` does.
+    Use: `rows = numerics(report.measurements)`, for the `parity.Report` of a port. The function
+    does not assert that the measurements hold their tolerances; the verdict of `--numerics-run`
+    does.
 
     Raises:
         TypeError: something else than a `parity.engine.measure.measurement.Measurement` was given.

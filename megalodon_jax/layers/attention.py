@@ -132,7 +132,10 @@ def _mixed(
 
 
 def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:
-    """Return `x` as contiguous (N, L, d), N = prod(B) H; strided it is 3 times slower on CPUs."""
+    """Return `x` as contiguous (N, L, d), N = prod(B) H.
+
+    On CPUs, matrix products of a strided array would be 3 times slower.
+    """
     *batch, L, H, d = x.shape
     return jnp.swapaxes(x, -3, -2).reshape(math.prod(batch) * H, L, d)
 
@@ -140,8 +143,8 @@ def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:
 class ChunkedAttention(eqx.Module):
     """Causal attention within chunks of C tokens, or over a sliding window when streaming.
 
-    RoPE is applied at absolute positions, before caching. All cases compute the same attention and
-    differ in the mask, which follows from positions (docs/model.md "Chunked attention").
+    RoPE is applied at absolute positions, before caching. Chunks, windows and packed documents
+    differ only in the mask, which follows from positions (docs/model.md "Chunked attention").
     """
 
     rope: RotaryEmbedding
@@ -664,7 +667,10 @@ class MegalodonAttention(eqx.Module):
     def queries_keys(
         self, m: Float[Array, "B L D"]
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
-        """Return q and k: two affine maps of z, the projection of `m`, normalised per head."""
+        """Return q and k: two elementwise affine maps of z.
+
+        z is the projection of `m`, normalised per head by its root mean square.
+        """
         H, d = self.config.num_heads, self.config.head_dim
         gains = {name: (getattr(self, name), (2, H * d)) for name in ("gamma", "beta")}
         check_inputs("MegalodonAttention", **gains)

@@ -388,8 +388,8 @@ def pole_powers(
     """Return real and imaginary part of q^j for each exponent j, in `dtype`.
 
     Both are computed in float64 and rounded once. No float64 value leaves this function, so it can
-    also be traced where 64-bit types are off. The derivative by log q is j q^j, so it needs no
-    further exponentials. Rounded powers suffice for it, since later sums are in `dtype` anyway.
+    also be traced where 64-bit types are off. The derivative by log q is j q^j. It is computed from
+    the rounded powers, without further exponentials: later sums are in `dtype` anyway.
     """
     n, start, step = len(exponents), exponents.start, exponents.step
     S = math.isqrt(n - 1) + 1

@@ -36,7 +36,8 @@ class Draws(NamedTuple):
 
     Attributes:
         keys: a PRNG key for each row and head.
-        first: index, in the whole row, of the first query of the current shard or stripe.
+        first: index, in the whole row, of the first query of the current shard or stripe (the
+            consecutive queries that are processed at once).
         rate: fraction of the weights that is dropped.
     """
 
@@ -111,7 +112,9 @@ def _with_earlier(x: Array, count: int, parts: int) -> Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _windows(mix: Mix, C: int, q: Array, k: Array, v: Array, tokens: Tokens) -> Array:
-    """Attend from L queries to L + C keys, stripe by stripe; L is a multiple of a stripe's length.
+    """Attend from L queries to L + C keys, one stripe of consecutive queries at a time.
+
+    L is a multiple of the length of a stripe.
 
     The derivatives are written by hand: JAX's transpose of a loop with branches would store the
     attention weights of every branch, whereas here each stripe is recomputed.
@@ -130,7 +133,7 @@ def _windows(mix: Mix, C: int, q: Array, k: Array, v: Array, tokens: Tokens) -> 
 
 
 class _Seen(NamedTuple):
-    """Queries of one stripe, and all keys that they might see."""
+    """Queries that are processed at once (a stripe), and all keys that they might see."""
 
     q: Float[Array, "N Q d"]
     k: Float[Array, "N K d"]
@@ -141,7 +144,7 @@ class _Seen(NamedTuple):
 def _stripe(
     C: int, q: Array, k: Array, v: Array, tokens: Tokens, begin: Array
 ) -> tuple[_Seen, Array, list[int]]:
-    """Cut out the stripe at `begin`, and choose how many keys before it to read.
+    """Cut out the stripe of queries at `begin`, and choose how many keys before it to read.
 
     Returns the stripe, an index, and the possible numbers of earlier keys in ascending order. The
     index is that of the smallest number that covers every query's window.
@@ -163,7 +166,7 @@ def _stripe(
 
 
 def _mixed(mix: Mix, size: int, seen: _Seen) -> Array:
-    """Attend from a stripe to itself and to the `size` keys before it."""
+    """Attend from a stripe of queries to the keys of its own tokens and of the `size` before."""
     stripe, offsets = seen.q.shape[1], seen.tokens.offsets
     skipped = seen.k.shape[1] - stripe - size
     queries, keys = (jnp.arange(n, dtype=jnp.int32) for n in (stripe, size + stripe))
@@ -184,7 +187,8 @@ def drawn(
     `queries` and `keys` are indices relative to `draws.first`. The generator is counter-based
     (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): the random number of a
     weight is a hash of its row, head, query and key, at the cost of one number of a sequential
-    generator. The random number depends neither on the stripes nor on the mesh.
+    generator. The random number depends neither on the mesh nor on the stripes in which queries are
+    processed.
     """
     of_queries = jax.vmap(jax.random.fold_in, (None, 0))
     # Both steps use the same nested vmap: a PRNG key per query from the head's key, then one per
@@ -215,7 +219,7 @@ def _windows_jvp(mix: Mix, C: int, primals: Any, tangents: Any) -> tuple[Array, 
 
 
 def _windows_forward(mix: Mix, C: int, inputs: tuple[Any, ...], dots: tuple[Any, ...]) -> Array:
-    """Return the tangent of `_windows` for the tangents `dots` of q, k and v, stripe by stripe."""
+    """Return the tangent of `_windows` for the tangents `dots` of q, k and v."""
     q, k, v, tokens = inputs
 
     def step(_: None, begin: Array) -> tuple[None, Array]:

@@ -30,7 +30,7 @@ tokens would be slower."""
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of the block filter, with each power rounded once from float64.
+    """Coefficients of the EMA in blocks of `BLOCK` tokens; each power is rounded once from float64.
 
     `powers` is q^0 .. q^S (real and imaginary part) for S = `BLOCK`; `power` is q^S again, and
     `lost` its rounding error; `p` and `gamma` are the input and output gains; `omega` is the skip
@@ -102,7 +102,10 @@ def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
 def _taps(
     u: Float[Array, "D B L"], positions: Int32[Array, "B L"], kernel: Float[Array, "D S1"]
 ) -> Float[Array, "D B L"]:
-    """Return, for each token, the contribution of its run of `TAPS` tokens, up to the token."""
+    """Return, for each token, the contribution of the tokens of its run up to itself.
+
+    Rows are cut into runs of `TAPS` tokens.
+    """
     within = jnp.arange(u.shape[-1], dtype=jnp.int32) % TAPS
     reach = jnp.minimum(positions, within)
     y = kernel[:, 0, None, None] * u
@@ -118,7 +121,7 @@ def _second_halves(
     kernel: Float[Array, "D S1"],
     half: int,
 ) -> Float[Array, "D B L"]:
-    """Return the contribution of the first half of every `2 half` tokens to the second half.
+    """Return the contribution of the first half of each run of `2 half` tokens to its second half.
 
     Only the document that contains the last token before the middle lies on both sides of the
     middle. So the contribution is one matrix product with a mask on each side.
@@ -142,7 +145,7 @@ def _from_states(
 ) -> tuple[Float[Array, "D B L"], Complex[Array, "D B N"]]:
     """Return the contribution of earlier blocks to each block, and the state after the last block.
 
-    `h` is the state before the first block.
+    Blocks are runs of `BLOCK` tokens. `h` is the state before the first block.
     """
     (D, B, L), S = u.shape, BLOCK
     real, imag = coefficients.powers

@@ -125,7 +125,7 @@ def nvfp4(x: Float[Array, "... k"], key: jax.Array | None = None) -> Scaled:
     The encode scale is g = min(448 * 6 / amax, FLT_MAX), with amax over the tensor's finite values.
     A block with largest magnitude amax_b has the scale s = e4m3(amax_b * (g / 6)) and the values
     x * min(1 / (s / g), FLT_MAX), clamped to 6. Every operation is rounded to 24 bits, also below
-    2^-126. A block with non-finite values has scale NaN.
+    2^-126. A block with non-finite values has scale NaN. `outer`, the tensor's scale, is 1/g.
 
     Args:
         x: values of any shape; blocks run along the last axis.
@@ -166,8 +166,8 @@ def deepseek(
         dtype: the element format; 448 above is the largest value of the default.
 
     Returns:
-        The blocks, with the scale repeated for each row of a block. The scale is NaN for a block
-        with a non-finite value.
+        The blocks, with the scale repeated for each row of a block, and `outer` 1. The scale is NaN
+        for a block with a non-finite value.
 
     Raises:
         ValueError: `x` is not float32.

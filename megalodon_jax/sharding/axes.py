@@ -66,6 +66,8 @@ def shards(mesh: AnyMesh | None, meaning: str) -> int:
 def spec_of(mesh: AnyMesh, shape: tuple[int, ...], dims: Dims) -> PartitionSpec:
     """Return the sharding spec of an array of `shape`, whose axes have the meanings `dims`.
 
+    A meaning is "batch", "sequence", "tensor" or None.
+
     An axis of the array whose size the mesh does not divide is not cut: a batch of one row is
     replicated on every device. Callers check sizes that must be divisible (`check_divisible`).
     """
@@ -78,7 +80,10 @@ def spec_of(mesh: AnyMesh, shape: tuple[int, ...], dims: Dims) -> PartitionSpec:
 
 
 def placed(x: Tree, *dims: str | None) -> Tree:
-    """Constrain an array to the placement given by `dims`; without a mesh, return it unchanged."""
+    """Constrain an array to the placement of its axes; without a mesh, return it unchanged.
+
+    `dims` is the meaning of each axis: "batch", "sequence", "tensor" or None.
+    """
     mesh = mesh_of(x)
     return x if mesh is None else constrained(x, mesh, spec_of(mesh, x.shape, dims))  # pyright: ignore[reportAttributeAccessIssue]
 

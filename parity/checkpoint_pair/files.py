@@ -64,11 +64,10 @@ class Stored:
         return self.tensors[name].read().astype(np.float32)
 
     def problems(self, config: MegalodonConfig) -> list[WeightRow]:
-        """Return a row for each tensor that a model of this configuration would reject.
+        """Return a `WeightRow` for each tensor that a model of this configuration would reject.
 
         These are missing, extra and differently shaped tensors, and tensors whose dtype is no
-        float. The verdict of the rows is "not comparable". No values are read. The list is empty if
-        all tensors fit.
+        float. The verdict of the rows is "not comparable". No values are read.
         """
         table = {row.name: row.shape for row in weight_table(config)}
         allowed = set(table) | ({HEAD} if config.tied else set())
@@ -83,9 +82,9 @@ class Stored:
         return rows
 
     def untied(self) -> list[WeightRow]:
-        """Check that a tied head, if it is stored, has the same values as the embedding.
+        """Compare a tied head, if it is stored, with the embedding.
 
-        The list has one failing row if the values differ, and is empty otherwise.
+        Return a list of one failing `WeightRow` if the values differ, else an empty list.
         """
         if not self.config.tied or HEAD not in self or EMBEDDING not in self:
             return []
@@ -120,7 +119,7 @@ class WeightRow:
 
 
 def open_checkpoint(label: str, path: Path, config: Path | MegalodonConfig | None = None) -> Stored:
-    """Open a checkpoint and read its headers.
+    """Open a checkpoint, read its headers and return it as a `Stored`.
 
     A torch file (`.bin`, `.pt`) in torch's zip format is memory-mapped; an older one is read as a
     whole.
@@ -160,7 +159,7 @@ def converted(theirs: Stored) -> Stored:
 
 
 def config_differences(theirs: MegalodonConfig, ours: MegalodonConfig) -> list[WeightRow]:
-    """Return a row with verdict "not comparable" for each field in which two configurations differ.
+    """Return a "not comparable" `WeightRow` for each field in which two configurations differ.
 
     Fields that do not affect an evaluation without a cache, such as dtypes, are ignored.
     """
@@ -177,8 +176,8 @@ def config_differences(theirs: MegalodonConfig, ours: MegalodonConfig) -> list[W
 def compare_values(name: str, theirs: Tensor, ours: Tensor) -> WeightRow:
     """Compare two tensors of equal shape by value in float32, a few rows at a time.
 
-    The row passes only if all values are finite and equal. If only the stored dtypes differ, the
-    row passes with a note.
+    The result passes only if all values are finite and equal. If only the stored dtypes differ, it
+    passes with a note.
     """
     digests = [hashlib.sha256()] * 2
     spoiled, difference, scale, only_rounded = [0, 0], 0.0, 0.0, True
@@ -211,7 +210,7 @@ def compare_values(name: str, theirs: Tensor, ours: Tensor) -> WeightRow:
 
 
 def compare_all(theirs: Stored, ours: Stored) -> Iterator[WeightRow]:
-    """Compare every parameter of two checkpoints that match `theirs.config`; yield a row each."""
+    """Compare every parameter of two checkpoints that match `theirs.config`; yield the results."""
     for row in weight_table(theirs.config):
         yield compare_values(row.name, theirs.tensors[row.name], ours.tensors[row.name])
 

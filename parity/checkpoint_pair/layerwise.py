@@ -130,7 +130,7 @@ class Walk:
         return_freed_memory()
 
     def run(self) -> LayerwiseResult:
-        """Compare embedding, layers, final norm and logits; return all results."""
+        """Compare embedding, layers, final norm and logits; return all errors and losses."""
         # Non-finite values fail their gates, so NumPy need not warn about them.
         with np.errstate(all="ignore"):
             free, fed = self._embed()

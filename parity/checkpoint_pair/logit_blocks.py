@@ -26,8 +26,8 @@ class LogitsApart:
     """Errors and losses of logits, accumulated over blocks of the vocabulary.
 
     A block has logits (B, L, V') of five sides. Computed from the reference's hidden states are
-    `ours` (JAX), `theirs` (megalodon-hf), `exact` (oracle) and `noise` (oracle, with perturbations
-    of one unit roundoff). `free` (JAX) is computed from JAX's own hidden states. If megalodon-hf
+    `ours` (JAX), `theirs` (megalodon-hf), `exact` (oracle) and `noise` (oracle, with a float32
+    rounding perturbation). `free` (JAX) is computed from JAX's own hidden states. If megalodon-hf
     does not run, `exact` replaces `theirs`.
 
     Args:
