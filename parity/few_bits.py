@@ -50,7 +50,7 @@ class Decoded:
     """Storage format, such as "int8, blocks of 1 x 32"; "" if the array is stored unchanged."""
     half: np.ndarray | float = 0.0
     why: str = ""
-    """Why there is no rule for the format; empty otherwise."""
+    """Why half a step of the format cannot be computed; empty if it can."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class InputFormat:
     bits: tuple[int, ...]
     """Numbers of bits that the kernels of this layer may round to."""
     by_row: bool
-    """Whether each row has its own scale; False: one scale for the whole tensor."""
+    """Whether each vector along the last axis has its own scale; False: the tensor has one."""
     asymmetric: bool
     why: str = ""
-    """Why there is no rule for this format; empty otherwise."""
+    """Why inputs cannot be rounded to this format by `rounded`; empty if they can."""
 
     @property
     def text(self) -> str:
@@ -140,7 +140,7 @@ def decoded(tensor: Any, trained: np.ndarray, name: str) -> Decoded:
 
     Args:
         tensor: the stored value.
-        trained: the trained value, from whose range the bound is derived.
+        trained: the value before it was rounded to the format, from which half a step is derived.
         name: name of the parameter or buffer, for messages.
 
     Raises:
@@ -200,7 +200,7 @@ def _of_blocks(tensor: Any, trained: np.ndarray) -> Decoded:
 def half_integer_step(
     trained: np.ndarray, block: tuple[int, ...], bits: int, asymmetric: bool
 ) -> np.ndarray:
-    """Return half a step of integers of `bits` bits whose range is that of each block.
+    """Return half a step of integers of `bits` bits at each element; each block has its own step.
 
     A symmetric format has its largest integer at the block's largest absolute value; an asymmetric
     one covers the values between the block's smallest and largest, and 0. The result includes the
@@ -218,7 +218,8 @@ def half_integer_step(
 
 
 def half_float_step(trained: np.ndarray, kind: str) -> np.ndarray:
-    """Return half the distance between neighbouring numbers of format `kind` at each element."""
+    """Return half the distance between neighbouring numbers of a format at each element; `kind` is
+    a key of `FLOATS`."""
     info = ml_dtypes.finfo(FLOATS[kind])
     size = np.maximum(np.abs(trained.astype(np.float64)), float(info.smallest_normal))
     _, exponent = np.frexp(size)

@@ -46,7 +46,7 @@ def write(alignment: Alignment, path: Path) -> Path:
 
 
 def read(path: Path) -> tuple[Pin, ...]:
-    """Return the pins stored in a file.
+    """Return the pins in a file: its stage pairs, and its stages without a partner.
 
     Raises:
         AlignmentError: the file is missing or invalid; the message names the invalid entry.

@@ -77,7 +77,8 @@ def pool(
     Every draw runs four times: twice in float32, to find the quantities with equal bits in both
     runs; in float64; and in float64 perturbed by simulated rounding, with another seed for each
     draw. The first draw is also perturbed with several seeds, for `Pool.first`. Errors and noise
-    floors are pooled as geometric means; the rule for a single draw then gives the bound.
+    floors are pooled as geometric means. The tolerance rule for a single draw gives the bound from
+    the pooled noise floor.
 
     Args:
         function: the port, `function(model, *inputs)`, which returns one array. The port marks its

@@ -38,8 +38,9 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
     """Within this context, end the process with exit code `code` soon after SIGINT or SIGTERM.
 
     The first signal raises KeyboardInterrupt. The process ends when the context is left, or after
-    `grace` seconds by force; workers are killed with it. Further signals are ignored: they would
-    interrupt the cleanup. `end_with` changes the exit code unless the process ends by force.
+    `grace` seconds by force; in both cases its workers are killed. Further signals are ignored:
+    they would interrupt the cleanup. `end_with` changes the exit code unless the process ends by
+    force.
     Outside of the main thread, where Python allows no signal handlers, the context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -93,7 +94,7 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write out what was printed so far; a closed stream does not hold back the other one."""
+    """Flush stdout and stderr, even if one of them is closed."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -102,10 +103,15 @@ def _flush() -> None:
 def _repeating(
     hook: Callable[[Any], Any], interrupt: Callable[..., None], interrupted: threading.Event
 ) -> Callable[[Any], None]:
-    """Return a `sys.unraisablehook` that sends an interrupt again if Python ignored its exception.
+    """Return a `sys.unraisablehook` that sends SIGINT again if Python ignored a KeyboardInterrupt.
 
     Python ignores exceptions raised in `__del__` and in callbacks of the garbage collector, such as
     JAX's, and continues the work that the interrupt should have ended.
+
+    Args:
+        hook: the hook that gets all other ignored exceptions.
+        interrupt: the signal handler, installed anew before SIGINT is sent.
+        interrupted: set once a signal has arrived; before that, all exceptions go to `hook`.
     """
 
     def repeat(lost: Any) -> None:

@@ -88,8 +88,9 @@ class Item:
     """Whether the function takes an argument `folder`: the path of an empty folder. Files that it
     writes there are sent back in the answer."""
     inputs: Mapping[str, str] = field(default_factory=dict)
-    """Digests, by name, of the files that the function reads outside of the packages, as the driver
-    has them (`inputs.contents`). On a worker where the files differ, the item fails."""
+    """Digests of the files that the function reads outside of `identity.PACKAGES`, as the driver
+    has them, by path or `module:NAME` (`inputs.contents`). On a worker where the files differ, the
+    item fails."""
     expected: float = 0.0
     """Expected duration in seconds, for the estimate of the time left; 0: unknown."""
 

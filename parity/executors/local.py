@@ -131,7 +131,7 @@ class LocalExecutor:
         """Give a thread its worker process, with the accelerators that the process may use.
 
         Args:
-            local: variables of the thread; gets `process`.
+            local: variables of the thread; the worker becomes its attribute `process`.
             slots: yields the thread's number.
             items: items that the thread may run.
             devices: numbers or names of the accelerators; empty: items need none.

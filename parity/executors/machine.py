@@ -43,7 +43,8 @@ _SYSCTL = "machdep.cpu."
 
 
 def host() -> dict[str, str]:
-    """Return the processor's `FIELDS` and its `name`; those that cannot be read are `UNKNOWN`."""
+    """Return the values of the processor's `FIELDS` and its `name`, by name; a value that cannot be
+    read is `UNKNOWN`."""
     entries = _linux() if _CPUINFO.is_file() else _macos()
     identity = {field: entries.get(field) or UNKNOWN for field in FIELDS}
     return identity | {"name": entries.get("name") or platform.machine() or UNKNOWN}

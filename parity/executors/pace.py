@@ -59,7 +59,10 @@ class Pace:
         self.expected.append(self.left.pop(name, 0.0))
 
     def ratio(self, ages: Mapping[str, float]) -> float:
-        """Return the pace: measured over expected seconds; 1 while nothing is known.
+        """Return the pace: sum of measured seconds over sum of expected seconds; 1 at first.
+
+        The sums include the finished items whose expected seconds are known, the running items
+        whose age raises the pace, and `PRIOR` in both.
 
         Args:
             ages: seconds since the start of each running item, by name.

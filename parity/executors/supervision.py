@@ -30,7 +30,9 @@ completion record. Empty in a process that is not supervised."""
 
 
 def supervised(command: Callable[[], Any]) -> int:
-    """Run a command in a child process and return its exit code; `ENDED` if it ended too early.
+    """Run a command in a child process and return its exit code.
+
+    The result is `ENDED` if the child exits with code 0 before the command has returned.
 
     The command runs in this process, unsupervised, if there is no `fork`, or if forking would be
     unsafe because threads are running or JAX is imported.

@@ -177,7 +177,7 @@ class Answers:
 
 
 def _line(key: str, answer: Any, files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the JSON object of a stored line: key, answer and checksum.
+    """Return the JSON object of a stored line: key, answer and a checksum of both and `files`.
 
     `files` are digests of the answer's files, by relative path.
     """

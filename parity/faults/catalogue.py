@@ -18,7 +18,7 @@ from parity.faults.fault import Family, Fault, unique
 def faults_of(root: Path = ROOT) -> tuple[Fault, ...]:
     """Return the faults of a checkout, by family and then by file.
 
-    Without a catalogue, only `DEMONSTRATION`.
+    Without the catalogue (the folder `FOLDER` in `root`), only `DEMONSTRATION`.
 
     Args:
         root: the folder that contains the packages.

@@ -30,7 +30,7 @@ CASE = by_name("length_c")
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A planted bug, and the only pair of sides that shows it."""
+    """A planted bug, and the only edge (pair of compared sides) that shows it."""
 
     fault: Fault
     edge: MegalodonEdge

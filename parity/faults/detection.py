@@ -73,8 +73,8 @@ class DetectionTable:
 
     detections: list[Detection]
     used: dict[tuple[MegalodonEdge, Kind], float]
-    """Largest error divided by its tolerance in all witnesses without a fault, by edge and kind of
-    quantity."""
+    """Largest ratio of an error to its tolerance in all witnesses without a fault, by edge and kind
+    of quantity."""
 
 
 @dataclass
@@ -87,8 +87,8 @@ class Laboratory:
     compiled: bool = False
     """Compile whole programs, which is faster for a single fault; False: run each operation."""
     used: dict[tuple[MegalodonEdge, Kind], float] = field(default_factory=dict)
-    """Largest error divided by its tolerance in the cases that were run so far without a fault, by
-    edge and kind of quantity."""
+    """Largest ratio of an error to its tolerance in the cases that were run so far without a fault,
+    by edge and kind of quantity."""
     _exact: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     _sound: set[tuple[str, MegalodonEdge]] = field(default_factory=set)
 

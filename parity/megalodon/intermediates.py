@@ -68,9 +68,10 @@ three."""
 
 
 def computed(config: MegalodonConfig) -> tuple[str, ...]:
-    """Return the names of all ordered quantities of a case: values, states, loss, cotangents.
+    """Return the names of the intermediates, states, generated tokens, loss and cotangents.
 
-    The order is that of computation. Gradients of parameters have no order and are not included.
+    The order is that of computation; a case has only some of them. Gradients of parameters have no
+    order and are not included.
     """
     forward = stages(config)
     blocks = (

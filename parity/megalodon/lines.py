@@ -156,7 +156,8 @@ def mark_of(stage: str, layers: int = 1, call: int = 0) -> str:
 
 
 def trimmed(operation: Operation) -> Operation:
-    """Return an operation whose source lines stop at the first frame outside the model."""
+    """Return an operation without the source lines of this package, which calls the model, and of
+    its callers."""
     source = operation.source
     own = (i for i, frame in enumerate(source) if _HERE in frame)
     return replace(operation, source=source[: next(own, len(source))])

@@ -17,9 +17,9 @@ from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF, moved, summed
 def hook(rng: np.random.Generator, features: int) -> Callable[[str, Any], Any]:
     """Return a hook for the oracle that multiplies each value by `1 +- size`, with random signs.
 
-    The size is one float32 unit roundoff. For the logits it is the rounding error of a sum over
-    `features` terms, because `weights` perturbs a tied head only as an embedding. autograd can
-    differentiate the hook.
+    The size is one float32 unit roundoff. For the logits it is the rounding error (`summed`) of a
+    sum over `features` terms, because `weights` perturbs a tied head only as an embedding. autograd
+    can differentiate the hook.
 
     Args:
         rng: generator of the signs.
@@ -41,9 +41,9 @@ def weights(named: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[s
 def of_weight(name: str, shape: tuple[int, ...]) -> float:
     """Return the relative perturbation of a weight.
 
-    A linear weight is perturbed by the rounding error of a sum over its columns, any other by one
-    unit roundoff. The embedding gets one unit roundoff even where it is also the (tied) head: the
-    rounding of the logits' sums is applied to the logits (`hook`).
+    A linear weight is perturbed by the rounding error (`summed`) of a sum over its columns, any
+    other by one unit roundoff. The embedding gets one unit roundoff even where it is also the
+    (tied) head: the rounding of the logits' sums is applied to the logits (`hook`).
 
     Args:
         name: parameter by torch name.

@@ -113,8 +113,8 @@ class Suite:
     def case(self, case: Case, floors: NoiseFloors) -> Iterator[Measurement]:
         """Yield the measurements of one case, edge by edge.
 
-        If the reference has no valid recording of the case, one row "not comparable" is yielded
-        instead of the comparisons with megalodon-hf.
+        If the reference has no valid recording of the case, one measurement "not comparable" is
+        yielded instead of the comparisons with megalodon-hf.
         """
 
         def edge(name: MegalodonEdge, *, only_valid: bool = False) -> Comparison:

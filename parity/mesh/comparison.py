@@ -86,8 +86,8 @@ def compare_meshes(
         orders: number of float32 runs with reordered sums on one device, at least `SEEDS`.
             Tolerances come from the first `SEEDS` runs; `MeshResult.responses` has all.
         compiler_options: options of `jax.jit` for float32 programs; None: none, as users compile.
-            Float64 programs are yardsticks (`parity.engine.programs.yardstick`).
-        suite: `suite` of the measurements.
+            Float64 programs are always compiled with `parity.engine.programs.yardstick.RUN_ONCE`.
+        suite: name of the suite in the measurements.
         device: device named in the measurements.
 
     Raises:
@@ -316,7 +316,8 @@ class _Sides:
     ) -> list[Measurement]:
         """Return measurements `rows` without the gates of constant results, which prove nothing.
 
-        If no result has a gate left, a row that is not comparable is added, so that the mesh fails.
+        If no result has a gate left, a measurement "not comparable" is added, so that the mesh
+        fails.
         `there` has the values on the mesh.
         """
         whole = self.one.values(dtype).arrays

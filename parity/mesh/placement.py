@@ -21,13 +21,14 @@ Placement = tuple[Axes, ...]
 
 
 def placement_of(spec: PartitionSpec, ndim: int) -> Placement:
-    """Return the placement that a partition spec gives an array of `ndim` dimensions."""
+    """Return the placement that a partition spec gives an array: for each of its `ndim` dimensions
+    the mesh axes that split it, slowest first."""
     axes = [() if a is None else (a,) if isinstance(a, str) else tuple(a) for a in spec]
     return tuple(axes) + ((),) * (ndim - len(axes))
 
 
 def spec_of(placement: Placement) -> PartitionSpec:
-    """Return the partition spec that is equivalent to a placement."""
+    """Return the partition spec that is equivalent to a placement (`placement_of`)."""
     return PartitionSpec(*(axes or None for axes in placement))
 
 

@@ -297,7 +297,10 @@ def _mark_avals(jaxpr: Jaxpr) -> dict[str, Any]:
 
 
 def _numbered_marks(jaxpr: Jaxpr) -> Iterator[tuple[tuple[int, ...], str, Any]]:
-    """Yield position, name and abstract value of every mark; repeated names are numbered."""
+    """Yield position, name and abstract value of every mark; repeated names are numbered.
+
+    A position is the index of the equation, preceded by those of the equations that contain it.
+    """
     passed: dict[str, int] = {}
     for place, name, aval in _mark_places(jaxpr, ()):
         count = passed[name] = passed.get(name, -1) + 1

@@ -44,7 +44,8 @@ class Mark:
     varying: frozenset[str] = frozenset()
     """Mesh axes along which blocks may differ; empty if `shard_map` does not track them."""
     loops: int = 0
-    """Number of scans around the `shard_map`; their axes precede the axis of the devices."""
+    """Number of scans around the `shard_map`. Each adds an axis to the value, before the axis along
+    which the devices' blocks are stacked."""
 
 
 @dataclass

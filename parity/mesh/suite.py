@@ -91,8 +91,9 @@ def measured(names: Collection[str]) -> Measured:
     The process needs as many devices as the largest mesh.
 
     Marked intermediates are compared in float64 only, to locate differences; float32 is the
-    unmodified program. Programs are compiled without LLVM's optimisations, which takes a quarter of
-    the time. That is valid because XLA partitions a program the same way with and without them.
+    unmodified program. Programs are compiled without LLVM's optimisations, so that compilation
+    takes a quarter of its usual time. That is valid because XLA partitions a program the same way
+    with and without them.
     """
     found = Measured([], {})
     for name, meshes in meshes_of(names).items():

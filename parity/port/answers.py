@@ -114,7 +114,8 @@ def _from_answer(answer: Answer, theirs: Arrays, port: str, shape: Shape) -> Con
         shape: shape of the port's parameter.
 
     Raises:
-        AnswerError: the answer is invalid; the message continues "the answer for NAME".
+        AnswerError: the answer is invalid; the message has no subject: the caller puts "the answer
+            for NAME" before it.
     """
     given = answer if isinstance(answer, dict) else {"of": answer}
     of, turned, rows = given.get("of"), given.get("transposed"), given.get("rows")

@@ -271,7 +271,8 @@ def check_two_sides(port: Port) -> None:
 
 
 def _kind(value: object) -> str:
-    """Describe the type of a value, such as `a str`, or `a list of 2` for a list or tuple."""
+    """Describe the type of a value, such as `a str`; a list or tuple with its length, such as
+    `a tuple of 2`."""
     name = type(value).__name__
     return f"a {name} of {len(value)}" if isinstance(value, list | tuple) else f"a {name}"
 
@@ -463,7 +464,7 @@ class _Both:
 
     def alone(self) -> list[str]:
         """Return notices about the original's parameters that the port lacks or stores several
-        times, and about sides without trained parameters."""
+        times, and about sides without trainable parameters."""
         parameters = [entry.name for entry in self.names.matching.unmatched_original]
         notices = []
         if parameters:
@@ -665,8 +666,8 @@ class _Both:
         """Add to the arrays of both sides, in place, the outputs without a partner, and those of
         another shape than their partner.
 
-        An output of the original that has another shape replaces its rearranged array in
-        `original`, so that comparing the shapes fails.
+        In `original`, an output of another shape replaces the same output rearranged to the port's
+        shape, so that comparing the shapes fails.
 
         Args:
             port: arrays of the port's run, by the port's names.
@@ -936,7 +937,8 @@ def _weights(
         bounds: the tolerances.
         matching: the pairs of parameters.
         device: class of the device, "cpu" or "cuda".
-        lost: the original's parameters that the port lacks and will need (`_Both.lost`).
+        lost: the original's parameters that the port lacks and will need once trained
+            (`_Both.lost`).
         shown: the port's parameters that count as equal: they hold the original's values in another
             order, such as that of an LSTM's gates (`_Both.shown_by_derivatives`), or an exporter
             computed them (`_Both.made`).

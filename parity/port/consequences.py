@@ -39,7 +39,7 @@ def compensated(
         alignment: the pairs of stages.
         rows: the measurements so far, named as in the port.
         place: where the difference starts.
-        outputs: names of the outputs of both sides; a differing output is never dropped.
+        outputs: names of the outputs of both sides; a pair with an output is never returned.
     """
     culprit = place.culprit
     pair = next((p for p in alignment.pairs if culprit and p.port == culprit.name), None)
@@ -102,7 +102,7 @@ def without(alignment: Alignment, idle: Collection[Pair]) -> Alignment:
 
 
 def notice_of(pair: Pair) -> str:
-    """Return the notice for a pair that was dropped."""
+    """Return the notice that a pair was dropped from the alignment, and why."""
     return (
         f"dropped the pair {pair.port} (port) and {pair.original} (original): they differ by "
         f"{pair.distance:.0e}, yet everything computed from them agrees, so they are different "

@@ -420,7 +420,8 @@ class Search:
 
         Args:
             report: the comparison before the changes.
-            refused: sentences of changes that are not tried; those that do not help are added.
+            refused: descriptions of changes that are not tried; those of changes that do not help
+                are added.
         """
         stages = [stage.name for stage in report.place.stages]
         at = _position(report, stages)
@@ -697,15 +698,15 @@ def _differs(
 
 
 def _fits(pieces: Sequence[Piece], order: Sequence[int]) -> bool:
-    """Return whether the pieces of a construction can be put in this order: each must take the
-    place of a piece with an equal part and layout."""
+    """Return whether the parameters of a construction's pieces can be exchanged in this order: a
+    piece and the one whose parameter it gets must use the same part, rearranged in the same way."""
     kinds = [(piece.part, piece.layout) for piece in pieces]
     return [kinds[i] for i in order] == kinds
 
 
 def _in_order(construction: Construction, order: Sequence[int]) -> Construction:
-    """Return a construction with the same places, filled from the original's parameters in another
-    order."""
+    """Return a construction whose pieces use the original's parameters in another order; everything
+    else about the pieces stays."""
     pieces = construction.pieces
     names = [pieces[i].parameter for i in order]
     made = [replace(p, parameter=name) for p, name in zip(pieces, names, strict=True)]

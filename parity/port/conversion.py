@@ -124,7 +124,8 @@ def misplaced(
 
 
 def _square(matching: Matching, values: Arrays) -> list[str]:
-    """Return the names of the port's square matrices that each equal one matrix of the original.
+    """Return the names of the port's square matrices that have the values of exactly one whole
+    parameter of the original, transposed or not.
 
     Symmetric matrices are left out.
     """

@@ -99,8 +99,8 @@ def ledger_of(
     """Return the ledger: for each result of the original, whether it was compared, or why not.
 
     There is one entry for each output of the original, each derivative by a parameter, each
-    parameter that is not trained, each buffer that the call updates, and each derivative by an
-    input, which is never compared. If no derivative was computed, one entry stands for all
+    parameter whose `requires_grad` is False, each buffer that the call updates, and each derivative
+    by an input, which is never compared. If no derivative was computed, one entry stands for all
     derivatives.
 
     Args:

@@ -353,7 +353,8 @@ def _place(
 def replaceable(
     trace: Trace, together_: Correspondence, original: SideRuns, port: SideRuns
 ) -> dict[str, np.ndarray]:
-    """Return the original's stages that can replace the port's, by the port's names.
+    """Return the stages of a run of the original (`trace`) that can replace the port's, by the
+    port's names.
 
     The port's outputs and stages with masks are left out. Padding is kept, since a filter along the
     sequence may carry it into valid positions.

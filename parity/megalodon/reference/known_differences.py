@@ -51,7 +51,8 @@ def _head_from_embedding(config: MegalodonConfig) -> np.ndarray:
 
 
 def _initial_spread(config: MegalodonConfig) -> np.ndarray:
-    """Return the standard deviation of all initial weights of embedding and linear layers."""
+    """Return the standard deviation of the initial weights of embedding and linear layers, taken
+    over all weights together."""
     import torch
 
     torch.manual_seed(0)
