@@ -90,7 +90,7 @@ class ProbeResults:
 
     findings: list[Finding] = field(default_factory=list)
     shown: dict[str, Any] = field(default_factory=dict)
-    """JSON data for the page, by key of `PROBES`: "poles", "remedies", "what if"."""
+    """JSON data for the nightly HTML report, by key of `PROBES`: "poles", "remedies", "what if"."""
     executed: int = 0
     """Number of functions in `PROBES` that finished."""
     failures: list[str] = field(default_factory=list)

@@ -36,7 +36,7 @@ def path_of(name: str, folder: Path = FOLDER) -> Path:
 
 
 def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
-    """Read a document by its name, a key of `COMMANDS`.
+    """Read a document (a JSON file) by its name, a key of `COMMANDS`.
 
     Raises:
         ValueError: the file is missing, unreadable or incomplete, or has another schema. The
@@ -60,7 +60,7 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, Any]:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a document can be written.
+    """Check that a document (a JSON file) can be written.
 
     Commands call this first, so that minutes of training are not lost at the end.
 
@@ -77,7 +77,7 @@ def check_writable(path: Path) -> None:
 
 
 def write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """Write a document atomically; after an interruption the old file is intact.
+    """Write a document (a JSON file) atomically; after an interruption the old file is intact.
 
     Raises:
         FileNotFoundError: the folder does not exist.

@@ -124,8 +124,8 @@ def stored_leaves(tensors: Mapping[str, Tensor]) -> dict[str, Leaf]:
 def leaf_called(name: str, leaves: Mapping[str, Leaf]) -> Leaf | None:
     """Return the leaf of this name, or the only leaf whose name differs by a dotted prefix.
 
-    Wrappers add such prefixes: `module.fc.weight` and `fc.weight` are the same parameter. Return
-    None if no leaf fits, or if several fit.
+    Either name may have the prefix. Wrappers add prefixes: `module.fc.weight` and `fc.weight` are
+    the same parameter. Return None if no leaf fits, or if several fit.
     """
     name = printable(name)
     if name in leaves:
@@ -198,7 +198,7 @@ def decays(name: str, shape: tuple[int, ...], megalodon: bool) -> bool:
 def kind_of(name: str) -> str:
     """Return the kind of a leaf: its path with * for numbers, as `model.layers.*.attn.norm.weight`.
 
-    Leaves of one kind are the same array in all layers.
+    Leaves of one kind are the same parameter in different layers.
     """
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", name)
 

@@ -25,7 +25,7 @@ intermediates by name). `offsets`, arrays by name, are added to the intermediate
 
 
 def reduced_leaves(tree: Any, reduce: Reduce, prefix: str = "") -> dict[str, jax.Array]:
-    """Return the summary of each array of a tree, except PRNG keys, by `prefix` + dotted path."""
+    """Return `reduce` of each array of a tree, except PRNG keys, by `prefix` + dotted path."""
     return {
         prefix + name: reduce(leaf)
         for name, leaf in named_leaves(tree).items()

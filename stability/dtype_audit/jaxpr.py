@@ -205,7 +205,10 @@ def _is_library_file(file: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _relative(file: str) -> str:
-    """Return a file's path relative to its project, else to the parent of its top package."""
+    """Return a file's path relative to the nearest parent folder with a pyproject.toml.
+
+    If there is no such folder, the path is relative to the parent of the file's top package.
+    """
     path = Path(file)
     projects = (folder for folder in path.parents if (folder / "pyproject.toml").is_file())
     top = next(projects, path.parent)

@@ -56,7 +56,7 @@ class PinnedRows:
 
     name: str
     versions: Mapping[str, str]
-    """Version of jax and name of the platform, or versions of torch and megalodon-hf."""
+    """Version of jax and its platform (such as "cpu"), or versions of torch and megalodon-hf."""
     rows: tuple[Row, ...]
 
 

@@ -147,8 +147,8 @@ def clip_findings(
 def rank_findings(name: str, attention: Attention) -> list[Finding]:
     """Return findings on effective rank and amplification of a layer's low-rank products.
 
-    The product "kv" always exists, "q" only if queries are low-rank too. See `LEAST_RANK` and
-    `MOST_GAIN`.
+    The product "kv" always exists, "q" only if queries are low-rank too. Effective rank is defined
+    at `LEAST_RANK`, amplification at `MOST_GAIN`.
     """
     latent = attention.config.kv_lora_rank
     down = attention.kv_a_proj_with_mqa.weight[:latent]

@@ -164,7 +164,7 @@ def fit(
 def emergency(
     folder: Path, out: Path | None = None, steps: int | None = None, say: Say = lambda line: None
 ) -> Trained:
-    """Resume an unstable run with `Options.emergency`, from its best checkpoint.
+    """Resume an unstable run with `Options.emergency`, from the checkpoint that `last_good` finds.
 
     The optimiser's moments start from 0, since the stored moments come from unstable gradients. The
     schedule restarts too, from a learning rate of 0. The folder of the original run is not changed,
@@ -209,7 +209,7 @@ def last_good(
 
     In a stable run this is the newest checkpoint, up to noise; in an unstable run an older one.
     Checkpoints that are unreadable or hold non-finite parameters are skipped. The step is the
-    number of micro-batches kept until the checkpoint, not of updates.
+    number of micro-batches so far that were neither skipped nor undone, not of updates.
 
     Raises:
         ValueError: all checkpoints are skipped, or there are none.
@@ -319,7 +319,7 @@ def write_losses(folder: Path, trained: Trained) -> None:
 
 
 def folder_of(folder: Path, model: MLAMoEForCausalLM) -> CheckpointFolder:
-    """Return the store of the checkpoints in `folder`, for models with the structure of `model`.
+    """Return the `CheckpointFolder` at `folder`, for models with the structure of `model`.
 
     Leaves are stored in pytree order, by Equinox.
     """

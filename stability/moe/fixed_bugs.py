@@ -29,9 +29,9 @@ LIVE_BUG = "4_index_add"
 
 
 def bug_findings(model: MLAMoEForCausalLM, policy: Policy = FP8) -> list[Finding]:
-    """Return findings on all five bugs, sorted by metric; the model is traced, not run.
+    """Return findings on the five bugs that the stability guide lists, sorted by metric.
 
-    Bugs 1, 3 and 4 have a finding for each layer with experts.
+    The model is traced, not run. Bugs 1, 3 and 4 have a finding for each layer with experts.
     """
     sparse = [(i, b.mlp) for i, b in enumerate(model.model.layers) if isinstance(b.mlp, MoE)]
     findings = [block_returns(model), fp8_promotion(model, policy)]
@@ -110,7 +110,9 @@ def scatter_dtype(name: str, experts: Any, model: MLAMoEForCausalLM) -> Finding:
 
 
 def reference_scatter(refusal: str, version: str) -> Finding:
-    """Return a note on whether Transformers has bug 4: its MoE module then rejects float64.
+    """Return a note on whether Transformers has bug 4 (see `scatter_dtype`).
+
+    If it has the bug, its MoE module rejects float64.
 
     Args:
         refusal: error message of the module for float64 inputs; "" if it accepts them.

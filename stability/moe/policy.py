@@ -39,8 +39,8 @@ bits, e4m3 reaches 2.6 % at best, for values in its normal range, which begins a
 def policy_findings(model: MLAMoEForCausalLM, policy: Policy) -> list[Finding]:
     """Return a finding on the storage error of every leaf that the policy stores in e4m3.
 
-    The error without a scale decides the severity; the message also has the error with a
-    power-of-two scale.
+    The storage error is the relative L2 error. The error without a scale decides the severity; the
+    message also has the error with a power-of-two scale.
     """
     findings = []
     for name, leaf in named_leaves(model).items():

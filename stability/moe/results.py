@@ -23,7 +23,8 @@ def compare_all(which: str, say: Callable[[str], None]) -> list[comparison.Found
     """Compare five MLA + MoE models with the reference; return one result per model.
 
     Args:
-        which: source of the reference's values: "live", "recorded" or "auto".
+        which: source of the reference's values: "live", "recorded", or "auto": live if Transformers
+            can run here, else recorded.
         say: called with a line of progress text.
     """
     results = []

@@ -72,7 +72,7 @@ OWN = "this project's threshold, stability/moe/router_probe.py"
 
 
 def router_findings(observed: Observed) -> list[Finding]:
-    """Return findings on the router of every layer with experts, and on integer token counts."""
+    """Return findings on every router, and on token counts (see `count_finding`)."""
     findings = []
     for i, block in enumerate(observed.model.model.layers):
         if isinstance(block.mlp, MoE):
@@ -205,7 +205,7 @@ def signal_findings(name: str, routing: Routing) -> list[Finding]:
 
 
 def bias_finding(name: str, dtype: DTypeLike, rate: float = BIAS_RATE) -> Finding:
-    """Return a finding on the value a selection bias reaches in its dtype after upward updates.
+    """Return a finding on the value that a selection bias reaches after `BIAS_STEPS` increases.
 
     Args:
         name: name of the router.

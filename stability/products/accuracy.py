@@ -147,8 +147,8 @@ def draw_or_nan(
     """Return `nearest` with the values `ours`, or with NaN if stochastic rounding cannot give them.
 
     Each value must be one of the two neighbours of the exact one. The sums of the errors, of the
-    errors away from 0, and of the squared errors must each be within `UNBIASED` standard deviations
-    of its expectation.
+    errors times the sign of the exact value, and of the squared errors must each be within
+    `UNBIASED` standard deviations of its expectation.
 
     Args:
         nearest: `x` quantised to nearest, for the scales.

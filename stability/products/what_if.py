@@ -134,9 +134,10 @@ def costs(products: Mapping[str, Products], formats: Sequence[str] | None = None
 
 
 def advice(all_costs: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
-    """Return, by (linear map, direction), the narrowest format of `LADDER` within its bounds.
+    """Return, by (linear map, direction), the narrowest format of `LADDER` that suffices.
 
-    If both narrower formats exceed their bounds, the advice is bfloat16.
+    A format suffices if error and underflow are within its `FORMAT_BOUNDS`. If neither of the two
+    narrower formats suffices, the advice is bfloat16.
     """
     by_product: dict[tuple[str, Direction], dict[str, Cost]] = {}
     for cost in all_costs:
@@ -197,7 +198,7 @@ def findings(all_costs: Sequence[Cost]) -> list[Finding]:
 
 
 def rows(all_costs: Sequence[Cost]) -> list[dict[str, Any]]:
-    """Return costs as dictionaries for JSON: all fields and `fraction`, to four decimal digits."""
+    """Return costs as dictionaries for JSON: all fields and `fraction`, to 4 significant digits."""
     return [
         {n: v if isinstance(v, str) else float(f"{v:.4g}") for n, v in asdict(cost).items()}
         | {"fraction": float(f"{cost.fraction:.4g}")}

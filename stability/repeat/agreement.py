@@ -43,9 +43,11 @@ def findings(model: MegalodonForCausalLM, ids: np.ndarray) -> list[Finding]:
     """Return two findings with the largest change of a log-probability, in nats.
 
     The first compares a batch with each of its rows alone, the second whole texts with the same
-    texts token by token. A change beyond twice the tolerance against float64 is an ERROR; that
-    tolerance is the noise factor of logits times the measured error of the model's
-    log-probabilities. A change that cannot be measured, such as NaN, is an ERROR too.
+    texts token by token. Tokens with a probability below 0.001 are left out.
+
+    A change is an ERROR if it cannot be measured, such as NaN, or is beyond the limit: 2 times the
+    model's largest error of a log-probability against float64, times the multiple of the noise
+    floor (`noise_factor`) that is the tolerance of float32 logits.
 
     Args:
         model: the model.

@@ -135,9 +135,9 @@ def hashed_loss(
         loss: called as `loss(model, *args)`, returns a scalar; `args` are pytrees of arrays.
         intermediates: whether to digest values marked by `jax.ad_checkpoint.checkpoint_name` too.
         cotangents: whether to digest the derivative of the loss by each marked value too.
-        numbered: templates for the names of marks that occur more than once, by mark, such as
-            `layers.{}.q` for `q` (see `parity.engine.programs.instrument.capture`). Without a
-            template, the second occurrence of `q` is named `q#2`.
+        numbered: name templates for values that share a `checkpoint_name`, by this name, such
+            as `layers.{}.q` for `q` (see `parity.engine.programs.instrument.capture`). Without a
+            template, the second value of name `q` is called `q#2`.
     """
     marked = partial(capture, numbered=numbered, once=False)
     step = reduced_loss(loss, digest, marked, intermediates=intermediates, cotangents=cotangents)

@@ -75,14 +75,14 @@ def _on_host(x: torch.Tensor) -> tuple[int, int]:
 
 @functools.cache
 def _places() -> np.ndarray:
-    """Return one mixed number for each position in a part, uint32 (PART,)."""
+    """Return a hash of each position in a part (`PART` elements) of an array, uint32 (PART,)."""
     places = np.arange(PART, dtype=np.uint32) * np.uint32(STEP)
     _mix(places, np.empty_like(places))
     return places
 
 
 def _mix(x: np.ndarray, spare: np.ndarray) -> None:
-    """Compute `_mixed` of 32-bit words in place; `spare` is scratch memory of the same shape."""
+    """Hash 32-bit words in place as `digests._mixed`; `spare` is scratch memory of their shape."""
     for shift, factor in ((16, FIRST), (13, SECOND), (16, None)):
         np.right_shift(x, shift, out=spare)
         np.bitwise_xor(x, spare, out=x)
@@ -175,10 +175,10 @@ def digest_steps(
     within the step, as with gradient accumulation, gets `#2`, `#3` and so on.
 
     Left out are forward passes without gradients (`torch.no_grad`), parts of the model that are
-    called without it, buffers, the optimiser's state, and tensors whose numbers cannot be read:
-    nested, quantised, on the meta device, or inside `torch.func`; a warning names each of these
-    once. Tensors are searched in lists, tuples, mappings and dataclasses. Errors of the file are
-    raised inside the training.
+    called outside its forward pass, buffers, the optimiser's state, and tensors whose numbers
+    cannot be read: nested, quantised, on the meta device, or inside `torch.func`; a warning names
+    each of these once. Tensors are searched in lists, tuples, mappings and dataclasses. Errors of
+    the file are raised inside the training.
 
     Args:
         model: the model that trains.
@@ -213,7 +213,7 @@ def digest_steps(
 
 
 class _Hook(partial):
-    """A hook that is replaced by one that does nothing when the model is copied or pickled."""
+    """A hook whose copy, in a copied or pickled model, does nothing."""
 
     def __reduce__(self) -> Any:
         return _Hook, (_nothing,)

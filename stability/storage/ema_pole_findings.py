@@ -35,7 +35,7 @@ tolerance for this project's EMA over long contexts."""
 
 
 def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS) -> list[Finding]:
-    """Return findings for every EMA, on poles that never forget, phase errors and float32 errors.
+    """Return findings for every EMA: poles that never forget, phase errors, errors of float32 q.
 
     Notes give quantiles of the decay per step, and the largest relative change of a pole's memory
     if parameters are stored in `fmt`.
@@ -43,8 +43,8 @@ def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS
     Args:
         source: pytree, state dict or checkpoint.
         fmt: the storage format to report on.
-        lengths: sequence lengths in tokens, ascending. Phase and float32 errors at the last length
-            are compared with limits; at the other lengths the float32 error is a note.
+        lengths: sequence lengths in tokens, ascending. Phase error and `float32_error` at the last
+            length are compared with limits; at the other lengths `float32_error` is a note.
 
     Raises:
         ValueError: see `find_poles`.

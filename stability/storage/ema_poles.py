@@ -41,7 +41,8 @@ class Poles:
     delta: np.ndarray
     """Stored logits, (D, N); delta' is their sigmoid."""
     theta: np.ndarray
-    """Stored logits, (D, 1); the phase of pole n is their sigmoid times n / N, in turns a step."""
+    """Stored logits, (D, 1); the phase of pole n (1 to N) is their sigmoid times n / N, in turns a
+    step."""
 
     @property
     def decay(self) -> np.ndarray:
@@ -143,7 +144,7 @@ def collapsed(poles: Poles, fmt: Format = BF16) -> float:
 def float32_error(poles: Poles, length: int, channels: int = CHANNELS) -> float:
     """Return the relative L2 error of an EMA's impulse response when q is computed in float32.
 
-    The reference computes q in float64. Both sides take powers of q in float64, so that only the
+    The exact response has q in float64. Both responses take powers of q in float64, so only the
     rounding of `1 - alpha' delta'` and of the phase counts, without the rounding of any state.
 
     Args:

@@ -73,10 +73,10 @@ def audit_state(
 
 
 def audit_global_norm(gradients: Any) -> Finding:
-    """Return a finding on the norm that clips gradients, `optax.tree.norm` over the true norm.
+    """Return a finding on the norm that clips gradients, `optax.tree.norm`.
 
-    The true norm is computed in float64. The finding is an error if the ratio differs from 1 by
-    more than two rounding errors of the narrowest dtype.
+    Its value is this norm divided by the true one, computed in float64. The finding is an error if
+    the ratio differs from 1 by more than 2 eps (machine epsilon) of the narrowest dtype.
 
     Args:
         gradients: pytree of arrays, in the dtypes of the training loop.

@@ -125,7 +125,7 @@ def _stored(fmt: Format | None) -> Any:
 
 
 def _tracked(name: str, leaf: Any) -> Callable[[Any], np.ndarray]:
-    """Return a function that maps a leaf to its tracked elements, float64 (k,)."""
+    """Return a function that maps a leaf to a sample of k <= `TRACKED` elements, (k,) float64."""
     if leaf.size <= TRACKED:
         return lambda x: np.asarray(x, np.float64).reshape(-1)
     rng = np.random.default_rng(seed_of(name))

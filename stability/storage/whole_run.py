@@ -93,7 +93,7 @@ class Missing(NamedTuple):
     def cost(self, power: float = DIMINISHING) -> float:
         """Return the leaf's cost as a fraction of its push (loss decrease to first order).
 
-        The result is in [0, 1]. `power` is the power p, a key of `POWERS`.
+        The result is in [0, 1]. `power` is the power p of the lost fraction, a key of `POWERS`.
         """
         lost = self.rounded**power + (1 - self.rounded) * self.shrunk**power
         return min(1.0, lost + POWERS[power] * self.noise)
@@ -532,7 +532,8 @@ def _shrunk(outcome: Simulated, wide: Simulated, weight: Any) -> float:
 def _noise(outcome: Simulated, weight: Any) -> float:
     """Return the mean square of the random errors, relative to that of the intended displacement.
 
-    Random errors are deviations from the intended displacement times its mean applied fraction.
+    Random errors are the applied displacement minus f times the intended one, for the mean applied
+    fraction f.
     """
     applied = (np.asarray(outcome.last, np.float64) - np.asarray(outcome.first)) * weight
     intended = np.asarray(outcome.intended, np.float64) * weight
