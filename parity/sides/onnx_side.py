@@ -414,7 +414,7 @@ class OnnxSide:
         made: dict[str, np.ndarray] = {}
         for node in evaluator.rt_nodes_:
             proto = node.onnx_node
-            inputs = signs.operands(proto.op_type, [results[name] for name in proto.input])
+            inputs = signs.operands(proto, [results[name] for name in proto.input])
             signs.attributes(node)
             more = {"context": results.copy()} if node.need_context() else {}
             try:
@@ -473,7 +473,7 @@ class _Signs:
         ]:
             setattr(node, name, float(self.constant(np.asarray(value, np.float64))))
 
-    def operands(self, operator: str, values: list[Any]) -> list[Any]:
+    def operands(self, node: onnx.NodeProto, values: list[Any]) -> list[Any]:
         """Return the operands of a node, changed in perturbed runs only.
 
         Operands outside the node's domain, such as below 0 for a square root, are reflected into
@@ -482,6 +482,7 @@ class _Signs:
         """
         if self.how.rounding is None:
             return values
+        operator = node.op_type
         name = operator.lower()
         if (name in DOMAINS or name == "pow") and all(_is_float(x) for x in values):
             values = inside(name, values, np.where)
@@ -490,9 +491,8 @@ class _Signs:
         which = _FACTOR.get(operator, 0)
         if which >= len(values) or not _is_float(values[which]):
             return values
-        changed = self._moved(
-            np.asarray(values[which]), math.sqrt(1 + _terms(operator, values) / 11)
-        )
+        units = math.sqrt(1 + _terms(node, values) / 11)
+        changed = self._moved(np.asarray(values[which]), units)
         return [*values[:which], changed, *values[which + 1 :]]
 
     def result(self, operator: str, x: Any) -> Any:
@@ -520,15 +520,32 @@ def _is_float(x: Any) -> bool:
     return isinstance(x, (np.ndarray, np.floating)) and np.asarray(x).dtype.kind == "f"
 
 
-def _terms(operator: str, values: Sequence[Any]) -> int:
+def _terms(node: onnx.NodeProto, values: Sequence[Any]) -> int:
     """Return how many terms each sum of a node has; all its sums have equally many."""
-    if operator in ("MatMul", "Gemm"):
-        return max(1, np.shape(values[0])[-1])
-    if operator in ("Conv", "ConvTranspose"):
-        return max(1, math.prod(np.shape(values[1])[1:]))
-    shape = np.shape(values[0])
-    # Reductions over several axes are rare, and the square root of the number of terms counts.
-    return shape[-1] if shape else 1
+    settings = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    kind, shape = node.op_type, np.shape(values[0])
+    if kind in ("MatMul", "Gemm"):
+        return shape[0 if settings.get("transA") else -1]
+    if kind == "Conv":
+        return math.prod(np.shape(values[1])[1:])
+    if kind == "ConvTranspose":
+        inputs, _, *taps = np.shape(values[1])
+        return inputs * math.prod(taps) // settings.get("group", 1)
+    if kind == "AveragePool":
+        return math.prod(settings["kernel_shape"])
+    if kind == "GroupNormalization":
+        return math.prod(shape[1:]) // settings["num_groups"]
+    if kind in ("GlobalAveragePool", "InstanceNormalization"):
+        axes = range(2, len(shape))
+    elif kind in ("LayerNormalization", "RMSNormalization"):
+        axes = range(settings.get("axis", -1) % len(shape), len(shape))
+    elif kind.startswith("Reduce"):
+        # The axes are an attribute in opsets before 18, and since then an input.
+        given = settings.get("axes", values[1] if len(values) > 1 else None)
+        axes = range(len(shape)) if given is None or not len(given) else given
+    else:
+        axes = [settings.get("axis", -1)] if shape else []
+    return math.prod(shape[axis] for axis in axes)
 
 
 def _is_whole_use(node: onnx.NodeProto, operand: int, results: Mapping[str, np.ndarray]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -198,6 +198,16 @@ def _squares_of(x: torch.Tensor, dim: Any, _: bool = True, keepdim: bool = False
     return _squares(x, dim, keepdim=keepdim)
 
 
+_NORMALISED: dict[str, Callable[..., int]] = {
+    "native_layer_norm": lambda x, shape, *_: math.prod(shape),
+    "native_batch_norm": lambda x, *_: x.numel() // max(1, x.shape[1]),
+    "native_group_norm": lambda x, w, b, n, channels, positions, groups, *_: (
+        channels * positions // groups
+    ),
+}
+"""Functions from the arguments of a norm to the number of elements that it normalises together."""
+
+
 def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
     """Return the index of the argument to perturb for a sum, and the number of terms per sum.
 
@@ -208,7 +218,10 @@ def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
     if name in ("addmm", "baddbmm", "addmv"):
         return 2, args[1].shape[-1]
     if name == "convolution":
-        return 1, math.prod(args[1].shape[1:])
+        weight, transposed, groups = args[1], args[6], args[8]
+        if transposed:
+            return 1, math.prod(weight.shape) // weight.shape[1] // groups
+        return 1, math.prod(weight.shape[1:])
     if name in ("sum", "mean", "var_mean", "var", "std", "linalg_vector_norm", "prod"):
         dims = args[1] if len(args) > 1 and isinstance(args[1], (list, tuple, int)) else None
         dims = (dims,) if isinstance(dims, int) else dims
@@ -219,8 +232,8 @@ def _terms(name: str, args: Sequence[Any]) -> tuple[int | None, int]:
     if name in ("cumsum", "_softmax", "_safe_softmax", "_log_softmax"):
         dim = args[1]
         return 0, args[0].shape[dim] if args[0].ndim else 1
-    if name in ("native_layer_norm", "native_batch_norm", "native_group_norm"):
-        return 0, args[0].shape[-1]
+    if name in _NORMALISED:
+        return 0, _NORMALISED[name](*args)
     return None, 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -250,3 +251,23 @@ def test_what_autocast_cannot_be_asked_for_is_refused():
         side.run(Run(cotangents={OUTPUT: np.zeros((2, 7, 4))}))
     with pytest.raises(SideError, match="bfloat16=False"):
         side.run(Run(Precision.BFLOAT16))
+
+
+def test_a_sum_is_moved_by_as_many_terms_as_it_has(monkeypatch):
+    units = []
+    kept = Lift.moved
+    monkeypatch.setattr(Lift, "moved", lambda self, x, by: (units.append(by), kept(self, x, by))[1])
+    functional = torch.nn.functional
+    x = torch.rand(3, 4, 7, 2)
+    for terms, operation in {
+        14: lambda: functional.layer_norm(x, (7, 2)),
+        28: lambda: functional.group_norm(x, 2),
+        42: lambda: functional.batch_norm(x, None, None, training=True),
+        24: lambda: functional.conv2d(x, torch.rand(5, 4, 3, 2)),
+        60: lambda: functional.conv_transpose2d(x, torch.rand(4, 5, 5, 3)),
+        30: lambda: functional.conv_transpose2d(x, torch.rand(4, 5, 5, 3), groups=2),
+    }.items():
+        units.clear()
+        with torch.no_grad(), Shadows(0):
+            operation()
+        assert units[0] == math.sqrt(1 + terms / 11)

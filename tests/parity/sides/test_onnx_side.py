@@ -483,23 +483,53 @@ def test_rounding_moves_what_rounds_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("operator", "shapes", "moved", "terms"),
+    ("operator", "settings", "shapes", "moved", "terms"),
     [
-        ("MatMul", [(5, 8), (8, 6)], 1, 8),
-        ("Conv", [(2, 3, 9), (4, 3, 5)], 1, 15),
-        ("Softmax", [(5, 8)], 0, 8),
-        ("Relu", [(5, 8)], None, 0),
+        ("MatMul", {}, [(5, 8), (8, 6)], 1, 8),
+        ("Gemm", {"transA": 1}, [(7, 5), (7, 6)], 1, 7),
+        ("Conv", {}, [(2, 3, 9), (4, 3, 5)], 1, 15),
+        ("ConvTranspose", {}, [(2, 6, 9), (6, 4, 5)], 1, 30),
+        ("ConvTranspose", {"group": 3}, [(2, 6, 9), (6, 4, 5)], 1, 10),
+        ("Softmax", {}, [(5, 8)], 0, 8),
+        ("Softmax", {"axis": 0}, [(5, 8)], 0, 5),
+        ("LayerNormalization", {"axis": 1}, [(3, 5, 8), (5, 8)], 0, 40),
+        ("RMSNormalization", {}, [(3, 5, 8), (8,)], 0, 8),
+        ("GroupNormalization", {"num_groups": 2}, [(3, 4, 7), (4,), (4,)], 0, 14),
+        ("InstanceNormalization", {}, [(3, 4, 7, 2), (4,), (4,)], 0, 14),
+        ("GlobalAveragePool", {}, [(3, 4, 7, 2)], 0, 14),
+        ("AveragePool", {"kernel_shape": [3, 2]}, [(3, 4, 7, 8)], 0, 6),
+        ("ReduceSum", {"axes": [0, -1]}, [(3, 4, 7)], 0, 21),
+        ("ReduceSum", {}, [(3, 4, 7)], 0, 84),
+        ("Relu", {}, [(5, 8)], None, 0),
     ],
 )
-def test_one_operand_of_a_sum_is_moved_as_by_its_partial_sums(operator, shapes, moved, terms):
+def test_one_operand_of_a_sum_is_moved_as_by_its_partial_sums(
+    operator, settings, shapes, moved, terms
+):
     random = np.random.default_rng(6)
     values = [random.uniform(1, 2, shape) for shape in shapes]
-    changed = _Signs(Run(Precision.FLOAT64, Rounding.OPERATIONS)).operands(operator, values)
-    for i, (before, after) in enumerate(zip(values, changed, strict=True)):
-        units = np.abs(after / before - 1) / UNIT_ROUNDOFF
-        wanted = np.sqrt(1 + terms / 11) if i == moved else 0.0
+    node = onnx.helper.make_node(operator, [f"x{i}" for i in range(len(shapes))], ["y"], **settings)
+    for i, units in enumerate(moves(node, values)):
         # To the digits that the quotient has in float64.
-        assert (np.round(units, 6) == np.round(wanted, 6)).all()
+        assert (np.round(units, 6) == np.round(np.sqrt(1 + terms / 11) * (i == moved), 6)).all()
+
+
+def moves(node, values):
+    """Return how far rounding moves each operand of a node, in unit roundoffs."""
+    changed = _Signs(Run(Precision.FLOAT64, Rounding.OPERATIONS)).operands(node, values)
+    before, after = ([np.asarray(x, np.float64) for x in xs] for xs in (values, changed))
+    return [
+        np.abs(new - old) / np.where(old, np.abs(old), 1) / UNIT_ROUNDOFF
+        for old, new in zip(before, after, strict=True)
+    ]
+
+
+def test_axes_of_a_sum_may_be_an_input():
+    x = np.random.default_rng(7).uniform(1, 2, (3, 4, 7))
+    node = onnx.helper.make_node("ReduceMean", ["x", "axes"], ["y"])
+    for axes, terms in ([1], 4), ([0, 2], 21), ([], 84):
+        units = moves(node, [x, np.array(axes, np.int64)])[0]
+        assert (np.round(units, 6) == np.round(np.sqrt(1 + terms / 11), 6)).all()
 
 
 def test_an_elementary_function_is_moved_by_its_units():
