@@ -143,8 +143,8 @@ def _check_replaceable(target: Path) -> None:
     names = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
     if (target.exists() and not target.is_dir()) or (names and RECORD not in names):
         raise ValueError(
-            f"export: {target} is not an export of ours (it holds {names or 'a file'}), and would "
-            "be deleted; choose another folder."
+            f"export: {target} was not written by export_pretrained (it holds {names or 'a file'}),"
+            " and would be deleted; choose another folder."
         )
 
 

@@ -70,7 +70,9 @@ def add_lora(
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"add_lora: dropout={dropout!r} must be in [0, 1).")
     if isinstance(targets, str):
-        raise ValueError(f"add_lora: targets={targets!r} must be patterns; write ({targets!r},).")
+        raise ValueError(
+            f"add_lora: targets={targets!r} must be a sequence of patterns; write ({targets!r},)."
+        )
     plain = unstack_layers(model)
     names = [name for name in linear_maps(plain) if name != _HEAD]
     if _HEAD in targets:
@@ -183,13 +185,14 @@ def _wrapped(model: Tree, names: Sequence[str], adapter: Any, caller: str) -> Tr
     for name in names:
         if is_lora(maps[name]):
             raise ValueError(
-                f"{caller}: {name} has an adapter already; merge_lora first, or choose other maps."
+                f"{caller}: {name} has an adapter already; merge_lora first, or choose other "
+                "matrices."
             )
         if maps[name].backend != "default":
             raise ValueError(
                 f"{caller}: {name} is multiplied in {maps[name].backend}, expected the default "
                 "backend: a low-precision product plus an exact adapter is not the product of one "
-                f"matrix. Set gemm_backend='default' for {name}, or choose other maps."
+                f"matrix. Set gemm_backend='default' for {name}, or choose other matrices."
             )
 
     def replaced(path: Any, node: Any) -> Any:

@@ -37,8 +37,8 @@ def sensitive_leaves(model: Any, also: Collection[str] = ()) -> dict[str, Any]:
     leaves = named_leaves(model)
     if unused := [pattern for pattern in also if not fnmatch.filter(leaves, pattern)]:
         raise ValueError(
-            f"precision: also={', '.join(unused)} matches no parameter; parameters that were added "
-            f"to the model are {sorted(other_leaves(model)) or 'none'}."
+            f"precision: also={', '.join(unused)} matches no parameter; the parameters that are "
+            f"not Megalodon's own are {sorted(other_leaves(model)) or 'none'}."
         )
     return {
         name: leaf

@@ -410,7 +410,8 @@ class _DeployedSide:
         """
         if how != AS_IS:
             raise SideError(
-                "a deployed module runs only unmodified, in its own precision: leave out `how`"
+                "a deployed module runs only unmodified, in its own precision: call run() without "
+                "`how`"
             )
         with contextlib.ExitStack() as stack:
             for path in self.shown:

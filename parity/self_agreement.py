@@ -185,7 +185,7 @@ def _checked(ids: np.ndarray) -> np.ndarray:
             f"expected token ids (B, L) of integers, got {found.dtype} of shape {found.shape}"
         )
     if found.max() > np.iinfo(np.int32).max:
-        raise TaskError(f"expected token ids of int32, got {found.min()} to {found.max()}")
+        raise TaskError(f"expected token ids that fit int32, got {found.min()} to {found.max()}")
     return found.astype(np.int32)
 
 

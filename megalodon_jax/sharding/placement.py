@@ -102,7 +102,8 @@ def shard_batch(batch: Tree, mesh: AnyMesh, *, chunk_size: int = 1) -> Tree:
             )
         if leaf.ndim not in (1, 2, 3):
             raise ValueError(
-                f"shard_batch: an array has shape {leaf.shape}, expected (B, L), (k, B, L) or (B,)."
+                f"shard_batch: an array has shape {leaf.shape}, expected (B, L), (B,), or "
+                "(k, B, L) for k micro-batches."
             )
         dims = {1: ("batch",), 2: ("batch", "sequence"), 3: (None, "batch", "sequence")}[leaf.ndim]
         check_divisible(mesh, "batch", batch=leaf.shape[dims.index("batch")])

@@ -213,9 +213,9 @@ def _whole_lines(path: Path) -> dict[str, str]:
         return {json.loads(line)["key"]: line for line in lines}
     except (ValueError, KeyError, TypeError) as error:
         raise ItemError(
-            f"expected the stored results of a sweep in {path}, one JSON object per line, but "
-            f"reading them gave {error!r}; delete the folder {path.parent}, so that the sweep "
-            "begins anew"
+            f"expected the stored results of items in {path}, one JSON object per line, but "
+            f"reading them gave {error!r}; delete the folder {path.parent}, so that all items run "
+            "again"
         ) from error
 
 

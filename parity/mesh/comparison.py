@@ -114,8 +114,8 @@ def compare_meshes(
         )
     if orders < SEEDS:
         raise ValueError(
-            f"compare_meshes: expected orders of at least {SEEDS}, from which tolerances are "
-            f"computed, got orders={orders}."
+            f"compare_meshes: expected at least {SEEDS} float32 runs with reordered sums, from "
+            f"which tolerances are computed, got orders={orders}."
         )
     options = dict(compiler_options or {})
     one = _One(function, arguments, shardings[0], meshes[0], frozenset(watched), orders, options)

@@ -100,7 +100,7 @@ def constructions_of(
         try:
             made[name] = _from_answer(answer, theirs, name, mine[name].shape)
         except AnswerError as error:
-            raise AnswerError(f"{path}: the answer for {name} {error}") from None
+            raise AnswerError(f"{path}, {name}: {error}") from None
     return made, kept
 
 
@@ -114,8 +114,7 @@ def _from_answer(answer: Answer, theirs: Arrays, port: str, shape: Shape) -> Con
         shape: shape of the port's parameter.
 
     Raises:
-        AnswerError: the answer is invalid; the message has no subject: the caller puts "the answer
-            for NAME" before it.
+        AnswerError: the answer is invalid.
     """
     given = answer if isinstance(answer, dict) else {"of": answer}
     of, turned, rows = given.get("of"), given.get("transposed"), given.get("rows")
@@ -129,23 +128,25 @@ def _from_answer(answer: Answer, theirs: Arrays, port: str, shape: Shape) -> Con
         or not {*given} <= FIELDS
     ):
         raise AnswerError(
-            "is not null, a name, a list of names, or an object with `of` (a name or a list), "
-            "`rows` (start and stop) and `transposed` (true or false)"
+            "the answer is not null, a name, a list of names, or an object with `of` (a name or a "
+            "list), `rows` (start and stop) and `transposed` (true or false)"
         )
     if unknown := [n for n in names if n not in theirs]:
-        raise AnswerError(f"names {', '.join(unknown)}, which the original does not have")
+        raise AnswerError(
+            f"the answer names {', '.join(unknown)}, which the original does not have"
+        )
     shapes = [theirs[n].shape for n in names]
     parts = [_part(shape, rows) for shape in shapes]
     if turned is not None and any(len(shape) != 2 for shape in shapes):
-        raise AnswerError("has `transposed`, which is for matrices only")
+        raise AnswerError("the answer has `transposed`, which is for matrices only")
     turns = (turned,) if turned is not None else _turns(names, port)
     for reshaped, turn in itertools.product((False, True), turns):
         if found := _constructed(names, parts, shape, turn, reshaped):
             return found
     listed = ", ".join(f"{n} {s}" for n, s in zip(names, shapes, strict=True))
     raise AnswerError(
-        f"does not fit its shape {shape}: {listed}; name parameters that have this shape when "
-        "transposed, concatenated or stacked"
+        f"the answer does not fit the port's shape {shape}: {listed}; name parameters that have "
+        "this shape when transposed, concatenated or stacked, or vectors of this shape to add"
     )
 
 
@@ -155,7 +156,7 @@ def _part(shape: Shape, rows: Sequence[int] | None) -> Part:
     start, stop = rows
     if not shape or not 0 <= start < stop <= shape[0]:
         raise AnswerError(
-            f"has the rows {start} to {stop} of an array of shape {shape}; expected "
+            f"the answer has the rows {start} to {stop} of an array of shape {shape}; expected "
             "0 <= start < stop <= length of its first axis"
         )
     return cut(shape, shape, 0, start, stop)

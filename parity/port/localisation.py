@@ -244,7 +244,7 @@ def _depending(original: SideRuns, pairs: Iterable[Pair]) -> set[str]:
     if not isinstance(side, TakesExactParameters) or not isinstance(side, TakesInputs):
         raise SideError(
             f"the original ({side.kind}) cannot run with other parameters and inputs; to find its "
-            "tables, give the live program as its side"
+            "precomputed tables, such as rotary angles, give the live program as its side"
         )
     random, values = np.random.default_rng(0), side.parameters()
     names = dict.fromkeys(name for pair in pairs for name in pair.originals)

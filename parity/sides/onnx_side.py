@@ -423,7 +423,8 @@ class OnnxSide:
             except Exception as error:
                 line = (str(error).strip().splitlines() or [""])[0]
                 raise SideError(
-                    f"onnx's reference of {proto.op_type} ({proto.name}) stops in float64: "
+                    f"onnx's ReferenceEvaluator fails in float64 at {proto.op_type} "
+                    f"({proto.name}): "
                     f"{type(error).__name__}: {line}"
                 ) from error
             constant = proto.op_type == "Constant"

@@ -519,7 +519,7 @@ def _copy(module: torch.nn.Module) -> torch.nn.Module:
     except Exception as error:
         reason = next(iter(str(error).splitlines()), "")
         raise SideError(
-            f"copy.deepcopy of {type(module).__name__} stops, and runs in other precisions need a "
+            f"copy.deepcopy of {type(module).__name__} fails, and runs in other precisions need a "
             f"copy: {type(error).__name__}: {reason}; remove what it cannot copy from the module, "
             "or give its class a __deepcopy__"
         ) from error

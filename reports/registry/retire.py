@@ -61,8 +61,8 @@ def retire(folder: Path, name: str, reason: str) -> Retirement:
     run = read_judgeable(folder)
     if run.manifest.fault or not all(suite.whole for suite in run.manifest.suites):
         raise StoreError(
-            f"expected a run that did all it planned and has no planted fault, but {run.id} did "
-            "not: work that it lacks may only have failed. Name a complete run"
+            f"expected a complete run without a planted fault, but {run.id} is not one: the work "
+            "that it lacks may have failed instead of being removed. Name a complete run"
         )
     home = pins.retired_home(folder.parent, run.manifest)
     try:
@@ -71,7 +71,7 @@ def retire(folder: Path, name: str, reason: str) -> Retirement:
     except OSError as error:
         raise StoreError(
             f"expected a folder that can be written at {home}, but {error.strerror or error}; "
-            "nothing was retired"
+            "all work is still expected"
         ) from error
 
 

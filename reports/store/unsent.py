@@ -111,7 +111,10 @@ def read_note(folder: Path) -> Note | None:
         name, token = note["name"], note["token"]
         if isinstance(name, str) and (token is None or isinstance(token, str)):
             return Note(name, token)
-        raise ValueError(f"expected texts as name and token of the run to send, received {note}")
+        raise ValueError(
+            "expected as name a text, the name of the run to send, and as token a text, its claim "
+            f"of that name, or null; received {note}"
+        )
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(folder / NOTE, error) from error
 

@@ -224,7 +224,10 @@ def _entry(entry: Mapping[str, Any]) -> Retired:
         raise ValueError(f"expected texts that are not empty, received {entry}")
     # A time in the future would also retire work that later runs measure and then lose.
     if _time(found.until) > datetime.now(UTC) + timedelta(hours=AHEAD):
-        raise ValueError(f"expected as 'until' a time in the past, received {found.until}")
+        raise ValueError(
+            "expected as 'until' the time of the run that lacks the work, not in the future, "
+            f"received {found.until}"
+        )
     return found
 
 

@@ -452,7 +452,7 @@ def test_a_folder_with_something_else_is_left(model, tmp_path) -> None:
     ("config", "options", "why"),
     [
         (CONFIG, {"targets": ("*.nothing",)}, "matches no module; there are model.layers"),
-        (CONFIG, {"targets": "*.attn.wv"}, "must be patterns"),
+        (CONFIG, {"targets": "*.attn.wv"}, "must be a sequence of patterns"),
         (tiny(output_size=19), {"targets": ("lm_head",)}, "would do nothing"),
         (tiny(gemm_backend="mxfp8"), {}, "is multiplied in mxfp8, expected the default"),
         (CONFIG, {"dropout": 1.0}, "dropout=1.0 must be in"),

@@ -45,9 +45,9 @@ class Layout:
         sizes = {math.prod(shape) for shape in (self.source, self.before, self.target)}
         if len(sizes) > 1 or sorted(self.axes) != list(range(len(self.before))):
             raise ValueError(
-                f"a layout needs three shapes of one size and a permutation of the axes of the "
-                f"second, not {self.source}, {self.before}, {self.target} and {self.axes}; "
-                f"`find_layout` returns valid ones"
+                f"a layout (reshape, transpose, reshape) needs three shapes with equally many "
+                f"elements and a permutation of the axes of the second, not {self.source}, "
+                f"{self.before}, {self.target} and {self.axes}; `find_layout` returns valid ones"
             )
 
     def __call__(self, x: np.ndarray) -> np.ndarray:

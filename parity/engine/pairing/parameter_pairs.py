@@ -236,8 +236,8 @@ class Matching:
             ]
         except KeyError as missing:
             raise ValueError(
-                f"expected the field {missing} of a matching, which is missing; correct the "
-                f"file, or write it again with `Matching.to_json`"
+                f"expected the field {missing} of a matching of parameters, which is missing; "
+                f"correct the file, or write it again with `Matching.to_json`"
             ) from missing
         return cls(pairs, *rest)
 

@@ -245,7 +245,7 @@ def test_a_line_without_its_answer_is_damaged_and_its_item_runs_again(
 def test_what_is_no_file_of_answers_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / ANSWERS).write_text(f"{line}\n", encoding="utf-8")
     with (
-        pytest.raises(ItemError, match=r"expected the stored results of a sweep in .* begins anew"),
+        pytest.raises(ItemError, match=r"expected the stored results of items in .* run again"),
         Answers.opened(tmp_path),
     ):
         raise AssertionError("taken for answers")

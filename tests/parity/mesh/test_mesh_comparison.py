@@ -280,7 +280,7 @@ def test_bad_input_is_refused_with_what_to_do():
         compare_meshes(lambda x: x, x, [P()])
     with pytest.raises(ValueError, match=r"precisions among float64, float32, got \('half',"):
         compare_meshes(lambda x: x, x, [NamedSharding(meshes[0], P())], precisions=("half",))
-    with pytest.raises(ValueError, match=r"orders of at least 4, .* got orders=3\."):
+    with pytest.raises(ValueError, match=r"at least 4 float32 runs .* got orders=3\."):
         compare_meshes(lambda x: x, x, [NamedSharding(meshes[0], P())], orders=3)
 
 

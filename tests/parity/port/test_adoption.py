@@ -329,8 +329,8 @@ def test_without_noise_equal_parameters_are_not_confirmed() -> None:
     [
         ({"none.kernel": None}, "none.kernel is no parameter of the port"),
         ({"wq.kernel": "lost.kernel"}, "names lost.kernel, which the original does not have"),
-        ({"wq.kernel": "query.bias"}, r"does not fit its shape \(6, 6\): query.bias \(6,\)"),
-        ({"wq.kernel": ["query.kernel", "key.kernel"]}, "does not fit its shape"),
+        ({"wq.kernel": "query.bias"}, r"does not fit the port's shape \(6, 6\): query.bias \(6,\)"),
+        ({"wq.kernel": ["query.kernel", "key.kernel"]}, "does not fit the port's shape"),
         ({"wq.kernel": {"of": "query.kernel", "transpose": True}}, "is not null, a name"),
         ({"wq.kernel": {"of": "query.kernel", "transposed": 1}}, "is not null, a name"),
         ({"wq.kernel": []}, "is not null, a name"),
@@ -423,9 +423,9 @@ def test_a_stack_may_have_axes_of_length_1_more_or_less() -> None:
     arrays = {"a": numbered(3), "b": numbered(1, 3)}
     built = answers._from_answer(["b", "a"], arrays, "p", (2, 1, 1, 3)).from_original(arrays)
     assert np.array_equal(built, np.stack([numbered(3), numbered(3)])[:, None, None])
-    with pytest.raises(AnswerError, match="does not fit its shape"):
+    with pytest.raises(AnswerError, match="does not fit the port's shape"):
         answers._from_answer(["a", "b"], arrays, "p", (2, 3, 3))
-    with pytest.raises(AnswerError, match=r"does not fit its shape \(\): a \(3,\)"):
+    with pytest.raises(AnswerError, match=r"does not fit the port's shape \(\): a \(3,\)"):
         answers._from_answer("a", arrays, "p", ())
 
 

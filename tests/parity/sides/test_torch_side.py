@@ -661,5 +661,5 @@ def test_a_module_that_holds_a_nested_tensor_runs_in_float64():
 def test_a_module_that_cannot_be_copied_says_so():
     side = TorchSide(Holds(threading.Lock()), X)
     assert np.array_equal(side.run().stages[OUTPUT], X * np.float32(0.5))
-    with pytest.raises(SideError, match=r"deepcopy of Holds stops, .*TypeError: .*lock"):
+    with pytest.raises(SideError, match=r"deepcopy of Holds fails, .*TypeError: .*lock"):
         side.run(WIDE)

@@ -111,7 +111,7 @@ def test_a_margin_that_accepts_or_refuses_everything_is_refused(file, margin):
         ((ONE, "def ids():\n    return np.arange(50) % 11\n"), "expected at least 80 token ids"),
         ((ONE, "def ids():\n    return 7\n"), "expected token ids (N,) of integers from `ids()`"),
         ((ONE, "def ids():\n    return [0.5] * 100\n"), "got float64 of shape (100,)"),
-        ((ONE, "def ids():\n    return [2**40] * 100\n"), "expected token ids of int32"),
+        ((ONE, "def ids():\n    return [2**40] * 100\n"), "expected token ids that fit int32"),
         ((ONE, "def ids():\n    return [[1], [1, 2]]\n"), "ValueError"),
         (("def models():\n    raise KeyError('weights')\n",), "KeyError: 'weights'"),
     ],

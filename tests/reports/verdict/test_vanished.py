@@ -621,7 +621,7 @@ def test_nothing_is_retired_where_no_folder_can_be(tmp_path, monkeypatch) -> Non
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setattr(pins, "FOLDER", tmp_path / "file" / "pinned")
     _, folder = stored(tmp_path / "runs", night(1, BEFORE), night(2, without(case="b")))
-    with pytest.raises(StoreError, match="nothing was retired"):
+    with pytest.raises(StoreError, match="all work is still expected"):
         retire(folder, "b", "gone")
 
 

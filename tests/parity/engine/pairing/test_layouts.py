@@ -182,7 +182,7 @@ def test_nothing_takes_a_shape_to_one_of_another_size():
 def test_errors_name_what_came():
     with pytest.raises(ValueError, match=r"layout of \(4, 4\) got an array of shape \(4, 5\)"):
         identity((4, 4))(np.zeros((4, 5)))
-    with pytest.raises(ValueError, match="three shapes of one size"):
+    with pytest.raises(ValueError, match="three shapes with equally many elements"):
         Layout((4, 4), (2, 8), (0, 0), (4, 4))
     with pytest.raises(ValueError, match="expected the fields source"):
         Layout.from_json({"source": [4]})
@@ -236,7 +236,9 @@ def test_axes_merge_where_their_products_are_all_of_the_shape():
     ],
 )
 def test_a_layout_has_one_size_and_a_permutation(parts):
-    with pytest.raises(ValueError, match="three shapes of one size and a permutation"):
+    with pytest.raises(
+        ValueError, match="three shapes with equally many elements and a permutation"
+    ):
         Layout(*parts)
 
 
