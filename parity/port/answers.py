@@ -100,7 +100,7 @@ def constructions_of(
         try:
             made[name] = _from_answer(answer, theirs, name, mine[name].shape)
         except AnswerError as error:
-            raise AnswerError(f"{path}, {name}: {error}") from None
+            raise AnswerError(f"{path}: {name}: {error}") from None
     return made, kept
 
 
