@@ -179,14 +179,11 @@ def _expression(piece: Piece, target: tuple[int, ...]) -> str:
 
 
 def _moves(layout: Layout, target: tuple[int, ...]) -> str:
-    text = "" if layout.before == layout.source else f".reshape({layout.before})"
-    moved = tuple(layout.before[axis] for axis in layout.axes)
-    if layout.axes == (1, 0):
-        text += ".T"
-    elif layout.axes != tuple(range(len(layout.axes))):
-        text += f".transpose({layout.axes})"
-    if not text or layout.axes == tuple(range(len(layout.axes))):
+    if layout.axes == tuple(range(len(layout.axes))):
         return "" if layout.source == target else f".reshape({target})"
+    text = "" if layout.before == layout.source else f".reshape({layout.before})"
+    text += ".T" if layout.axes == (1, 0) else f".transpose({layout.axes})"
+    moved = tuple(layout.before[axis] for axis in layout.axes)
     return text if moved == target else f"{text}.reshape({target})"
 
 

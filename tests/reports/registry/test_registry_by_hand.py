@@ -562,6 +562,8 @@ def test_a_folder_whose_age_nobody_knows_may_be_the_newest(tmp_path: Path) -> No
     (tmp_path / "old").mkdir()
     os.utime(tmp_path / "old", (0, 0))
     assert not _may_be_newer(tmp_path / "old", now, []) and _may_be_newer(tmp_path / "old", "?", [])
+    # A date without its time zone cannot be compared with one that has it.
+    assert _may_be_newer(tmp_path / "old", now[:19], [])
     assert not _may_be_newer(tmp_path / ".gone", now, [])
 
 

@@ -32,6 +32,12 @@ def test_a_contract_is_the_same_in_whatever_order_gates_are_planned():
     assert contract_of(gates[::-1]) == contract_of(gates) == tuple(sorted(CONTRACT))
 
 
+def test_a_line_that_counts_other_gates_than_it_names_does_not_fit():
+    first, *rest = CONTRACT
+    for gates in (first.gates + 1, first.gates - 1):
+        assert breaches([replace(first, gates=gates), *rest], ROWS)
+
+
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.NOT_COMPARABLE])
 def test_a_gate_that_does_not_hold_was_measured(verdict):
     rows = [replace(ROWS[0], verdict=verdict), *ROWS[1:]]

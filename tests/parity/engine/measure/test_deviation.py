@@ -40,6 +40,8 @@ def test_elements_are_counted_by_how_many_units_they_are_apart():
 def test_unknown_is_never_equal():
     both = np.asarray([math.nan, math.inf, 1.0])
     assert histogram(both, both, "float32")[-1] == 2
+    # All bins are there, filled or not.
+    assert len(histogram(both, both, "float32")) == HIGH - LOW + 4
     assert [w.index for w in worst_elements(both, both, 9)] == [(0,), (1,)]
 
 
