@@ -46,7 +46,8 @@ def document_of(port: Port, report: Report, file: str = "") -> dict[str, Any]:
             "alignment": _alignment(report.alignment),
             "bfloat16": [
                 {"name": s.name, "port": s.port, "original": s.original, "floor": s.floor}
-                for s in report.narrow[:STAGES]
+                # The results come last, and the page has a sentence about the very last.
+                for s in report.narrow[-STAGES:]
             ],
             "hints": list(report.hints[:STAGES]),
             "notices": list(report.notices),

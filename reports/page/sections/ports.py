@@ -290,7 +290,7 @@ def _bfloat16(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     rows = [_narrow(stage) for stage in stages]
     last = rows[-1]
     return {
-        "rows": sorted(rows[:ROWS], key=lambda row: -row["order"]),
+        "rows": sorted(rows, key=lambda row: -row["order"])[:ROWS],
         "sentence": (
             f"{last['name']} is off by {last['port']} in the port and by {last['original']} in the "
             "original, each against float64."

@@ -214,6 +214,18 @@ def test_derivatives_that_were_not_taken_are_one_line():
     assert shown["rows"][0]["name"] == "all derivatives"
 
 
+def test_of_many_stages_those_that_lose_most_in_bfloat16_are_shown():
+    """The table has 400 rows; the sentence is about the last stage in order of computation."""
+    stages = [
+        {"name": f"s{i}", "port": 1e-3 * (i + 1), "original": 1e-3, "floor": None}
+        for i in range(402)
+    ]
+    [shown] = ports.ports(port_run({**document(), "bfloat16": stages}))
+    names = [row["name"] for row in shown["bfloat16"]["rows"]]
+    assert names == [f"s{i}" for i in range(401, 1, -1)]
+    assert shown["bfloat16"]["sentence"].startswith("s401 is off by 4.0e-01 in the port")
+
+
 def test_runs_of_older_versions_have_less_of_a_ledger():
     assert ledger() is None
     shown = ledger(not_compared=[entry("cache", reason="why")])
