@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +14,11 @@ from jax.ad_checkpoint import checkpoint_name
 from parity import FunctionSide, Port, TorchSide, compare
 from parity.engine.pairing.matching import match_parameters
 from parity.port.conversion import _square, misplaced
+from parity.port.narrow import NarrowStage
 from parity.sides import SideError
 from reports.nightly import accounts
 from reports.page.sections.ports import _port
-from reports.ports.document import document_of
+from reports.ports.document import STAGES, document_of
 from tests.reports.nights import run
 
 SIZE = 8
@@ -110,6 +113,14 @@ def test_the_stored_run_its_page_and_a_nights_account_have_the_hint() -> None:
     assert _port(document, run(), 0)["hints"] == list(report.hints)
     account = accounts.of_port(report)
     assert account is not None and account.note == report.hints[0]
+
+
+def test_the_stored_run_of_a_large_port_keeps_its_last_stages_in_bfloat16() -> None:
+    """The results come last; the page and the report have a sentence about the very last."""
+    port, report = made()
+    narrow = [NarrowStage(f"s{i}", 2e-3, 1e-3, 1e-3) for i in range(STAGES + 3)]
+    stored = document_of(port, replace(report, narrow=tuple(narrow)))["bfloat16"]
+    assert [each["name"] for each in stored] == [each.name for each in narrow[3:]]
 
 
 @pytest.mark.parametrize(
