@@ -200,9 +200,11 @@ def check_config(saved: MegalodonConfig, expected: MegalodonConfig, source: str)
 def storable_leaves(tree: Any, name: str) -> dict[str, Any]:
     """Return the leaves of a pytree by dotted path, after checking that they can be stored.
 
+    `name` is what messages call the pytree.
+
     Raises:
         ValueError: a leaf is not an array, has the same path as another leaf, or is weakly typed
-            without being a scalar. The message names the tree `name`.
+            without being a scalar.
     """
     leaves: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -220,7 +222,11 @@ def storable_leaves(tree: Any, name: str) -> dict[str, Any]:
 
 
 def _stored(leaf: Any) -> tuple[np.ndarray, dict[str, Any]]:
-    """Return the array to write for a leaf, and its manifest entry (shape, dtype, sha256, ...)."""
+    """Return the NumPy array to write for a leaf, and its manifest entry.
+
+    The entry has `shape`, `dtype` and `sha256`; also `prng`, the implementation of a PRNG key, or
+    `weak`, True for a weakly typed scalar.
+    """
     extra: dict[str, Any] = {}
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         extra = {"prng": str(jax.random.key_impl(leaf))}
@@ -325,7 +331,10 @@ def _check_replaceable(target: Path) -> None:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return versions of the packages a checkpoint depends on, by name; None if not installed."""
+    """Return the versions of this package, JAX and the other `_PACKAGES` that a checkpoint names.
+
+    The version of a package that is not installed is None.
+    """
     return {name: _version(name) for name in _PACKAGES}
 
 
@@ -373,7 +382,13 @@ def _read_config(folder: Path, manifest: Mapping[str, Any]) -> MegalodonConfig:
 
 
 def _read(folder: Path, name: str, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the tensors of file `name` in `folder`, after comparing them with the manifest."""
+    """Return the tensors of file `name` in `folder`.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: the manifest has no such file, or the file is corrupt, or names, dtypes, shapes
+            or sha256 of its tensors differ from the manifest.
+    """
     rows, file = manifest["files"].get(name), folder / name
     if rows is None:
         raise ValueError(f"{folder} was saved without {name}; load it with opt_state_like=None.")

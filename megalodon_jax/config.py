@@ -93,7 +93,7 @@ class MegalodonConfig:
     swiglu: bool = False
     """Whether a third matrix gates the hidden features of feed-forward nets."""
     rescale_nffn: bool = False
-    """Whether layer i multiplies its feed-forward output by `0.1 * 0.5**i`."""
+    """Whether layer i, from 0, multiplies its feed-forward output by `0.1 * 0.5**i`."""
     scale_emb: bool = False
     """Whether embeddings are multiplied by sqrt(D)."""
     norm_affine: bool = True
@@ -260,8 +260,9 @@ class MegalodonConfig:
 
         Sizes, SwiGLU, the embedding's scale and a `chunk_size` of 2,048 are those of the table in
         the original's code. As in megalodon-hf, the head is the embedding (the original has a
-        separate V x D matrix, except for pg19), and feed-forward maps and `wh2` have biases (the
-        original's have none). docs/guide.md "Sizes" counts the parameters of each size.
+        separate V x D matrix, except for pg19), and feed-forward maps and the map `wh2` of gated
+        attention outputs have biases (the original's have none). docs/guide.md "Sizes" counts the
+        parameters of each size.
 
         Args:
             name: a key of `PRESETS`, such as "mega7.1B".
@@ -406,8 +407,8 @@ def checked_dtype(name: str, value: DTypeLike | None, owner: str = "MegalodonCon
     Errors name the argument (`name`) and the class or function it was given to (`owner`).
 
     Raises:
-        ValueError: the dtype is None or not supported (such as float16), or is float64 without
-            64-bit JAX.
+        ValueError: the dtype is not float32, bfloat16 or float64, or is float64 without 64-bit
+            JAX.
     """
     try:
         dtype = None if value is None else jnp.dtype(value)

@@ -46,8 +46,9 @@ def state_dict(
         model: the model to export, its layers stacked or not.
         dtype: storage dtype of all except the sensitive parameters, which keep their dtype, but at
             least float32; None keeps the present dtypes.
-        include_rope_inv_freq: add the buffers `*.rope.inv_freq` (RoPE's angle per position), which
-            strict loading in torch does not expect.
+        include_rope_inv_freq: add the float32 buffers `*.rope.inv_freq` (d/2), by which angle, in
+            radians, RoPE rotates each pair of features per token. Strict loading in torch does not
+            expect them.
 
     Raises:
         ValueError: `dtype` is not supported, for example float16.

@@ -46,7 +46,8 @@ def start(address: str, processes: int, index: int, *, patience: int = 40) -> No
         patience: seconds without a heartbeat after which a process counts as lost.
 
     Raises:
-        ValueError: `index` is not below `processes`, or an argument is below its minimum.
+        ValueError: `index` is negative or not below `processes`, or `processes` or `patience` is
+            not a positive integer.
     """
     processes = as_integer("distributed.start: processes", processes, 1)
     index = as_integer("distributed.start: index", index, 0)
@@ -113,8 +114,12 @@ def _client() -> Any:
 
 
 def whole(tree: Tree) -> Tree:
-    """Return a pytree with every array gathered, so that each process has the whole array. All
-    processes must call this function."""
+    """Return a pytree in which each process has every array as a whole `jax.Array`. All processes
+    must call this function.
+
+    An array that spans processes becomes one copy per process, on one of its devices; other arrays
+    and leaves are unchanged.
+    """
     leaves, structure = jax.tree.flatten(tree)
     arrays = ((i, x) for i, x in enumerate(leaves) if isinstance(x, jax.Array))
     split = [i for i, x in arrays if not x.is_fully_addressable]

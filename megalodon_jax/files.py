@@ -83,7 +83,7 @@ def folder_written_aside(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def read_limited(file: Path, limit: int) -> bytes:
-    """Read a regular file of at most `limit` bytes.
+    """Return the content of a regular file of at most `limit` bytes.
 
     A named pipe would block, and a device may be endless, so neither is read.
 

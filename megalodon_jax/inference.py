@@ -196,8 +196,8 @@ def generate(
             To continue, pass `ids[:, -1:]` as the next prompt, with the returned cache and key.
 
     Returns:
-        ids (B, L + max_new_tokens) int32, the cache or None, and the next key (if greedy, the given
-        one).
+        ids (B, L + max_new_tokens) int32, prompts included (for an empty prompt L is 1, BOS), the
+        cache or None, and the next key (if greedy, the given one).
 
     Raises:
         ValueError: `max_new_tokens` is not positive, sampling lacks a key, `temperature`, `top_k`

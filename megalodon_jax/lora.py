@@ -64,7 +64,8 @@ def add_lora(
 
     Raises:
         ValueError: a pattern matches no map or only the head, a map already has an adapter or has a
-            low-precision GEMM backend, or a number is out of range.
+            low-precision GEMM backend, `rank` is not a positive integer, or `dropout` is outside
+            [0, 1).
     """
     dtype = None if dtype is None else checked_dtype("dtype", dtype, "add_lora")
     if not 0.0 <= dropout < 1.0:

@@ -368,7 +368,7 @@ class MegalodonForCausalLM(eqx.Module):
         return checkpoint_name(logits, "logits"), cache
 
     def _read_head(self, hidden: Float[Array, "B L D"]) -> Float[Array, "W D"]:
-        """Return the head's matrix; on a mesh, with zero rows so that `tensor` divides the rows."""
+        """Return the head's matrix (V, D); on a mesh, zero rows are appended (`filled_rows`)."""
         mesh = mesh_of(hidden)
         return self.head if mesh is None else filled_rows(self.head, mesh)
 

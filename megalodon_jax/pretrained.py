@@ -29,7 +29,7 @@ def located(path: str | os.PathLike[str], revision: str | None = None) -> Path:
     """Return an existing path: the given one, or the downloaded files of a Hugging Face hub id.
 
     An existing path is never treated as an id. The files of an id are downloaded once, by
-    huggingface_hub with its settings (`HF_HOME`, `HF_HUB_OFFLINE`, tokens).
+    huggingface_hub with its settings (`HF_HOME`, `HF_HUB_OFFLINE`, access tokens).
 
     Raises:
         FileNotFoundError: `path` is neither a path nor a hub id that can be downloaded; the message

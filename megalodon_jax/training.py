@@ -55,7 +55,8 @@ def adamw(
 def make_step(optimiser: optax.GradientTransformation, mesh: Mesh | None = None) -> Step:
     """Return the compiled training step: ((ids, key), model, state) -> (model, state, loss).
 
-    The loss is in nats per token, before the update. The buffers of model and state are donated:
+    ids are (B, L), inputs as well as labels; a key enables dropout, None disables it. The loss is
+    the mean in nats per token, before the update. The buffers of model and state are donated:
     the arguments must not be used again.
 
     Args:

@@ -28,7 +28,7 @@ class NormState(eqx.Module):
     """Running statistics of a TimestepNorm; before the first token (count, mean, var) = (0, 0, 1).
 
     count (B,) int32 is the number of tokens seen; mean (B, G) and var (B, G) are statistics of the
-    per-token group means, in at least float32.
+    per-token group means (see `TimestepNorm`), in at least float32.
     """
 
     count: Int32[Array, " B"]

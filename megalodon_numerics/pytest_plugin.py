@@ -127,7 +127,10 @@ def port_report(
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test marked `ports(of=function)` once per port that the function returns, as `port`."""
+    """Run a test marked `ports(of=function)` once per port that the function returns.
+
+    The test gets the port as its argument `port`.
+    """
     marks = list(metafunc.definition.iter_markers("ports"))
     if not marks:
         return

@@ -111,7 +111,7 @@ def _mixed(
 ) -> Float[Array, "N Q e"]:
     """Compute `_attend` for q, k, v in `config.compute_dtype`, batch and heads merged into axis N.
 
-    `heads` is the shape (*B, H) of the axes that were merged.
+    `heads` is the shape (*B, H) of the axes that were merged; the result is (N, Q, e).
     """
     Q = q.shape[1]
     scores = contract("nqd,nkd->nqk", q, k, config)
@@ -141,7 +141,7 @@ def _heads_first(x: Float[Array, "*B L H d"]) -> Float[Array, "N L d"]:
 
 
 class ChunkedAttention(eqx.Module):
-    """Causal attention within chunks of C tokens, or over a sliding window when streaming.
+    """Causal attention within chunks of C tokens, or over a window if a cache is larger than C.
 
     RoPE is applied at absolute positions, before caching. Chunks, windows and packed documents
     differ only in the mask, which follows from positions (docs/model.md "Chunked attention").
@@ -465,7 +465,10 @@ class ChunkedAttention(eqx.Module):
         ring: AttentionCache,
         key: jax.Array | None,
     ) -> Float[Array, "B 1 H e"]:
-        """Attend from one token to the ring buffer; early in a chunk, skip most empty slots."""
+        """Attend from one token to the ring buffer; early in a chunk, skip most empty slots.
+
+        `queries` is the token's position: one for all rows, or one per row.
+        """
         visible = self._visible_rows(queries, ring.positions())
 
         def front(size: int):
@@ -523,7 +526,7 @@ class ChunkedAttention(eqx.Module):
 
 
 def _keys_of_heads(key: jax.Array, rows: int, heads: int) -> Key[Array, "B H"]:
-    """Return a dropout key for every row and head of the whole batch."""
+    """Return dropout keys (rows, heads), for every row and head of the whole batch."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     numbers = jnp.arange(rows * heads, dtype=jnp.int32)
@@ -667,9 +670,10 @@ class MegalodonAttention(eqx.Module):
     def queries_keys(
         self, m: Float[Array, "B L D"]
     ) -> tuple[Float[Array, "B L H d"], Float[Array, "B L H d"]]:
-        """Return q and k: two elementwise affine maps of z.
+        """Return q and k (B, L, H, d), unrotated: two elementwise affine maps of z.
 
-        z is the projection of `m`, normalised per head by its root mean square.
+        z is the projection of `m`, the block's normalised EMA output, divided by its root mean
+        square over the d features of each head. The gains of q and k include 1/sqrt(d).
         """
         H, d = self.config.num_heads, self.config.head_dim
         gains = {name: (getattr(self, name), (2, H * d)) for name in ("gamma", "beta")}

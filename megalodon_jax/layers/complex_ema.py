@@ -276,7 +276,7 @@ class ComplexEMA(eqx.Module):
         return self._power(1, dtype)
 
     def _lost(self, dtype: DTypeLike, exponent: int = 1) -> Complex[Array, "D N"]:
-        """Return q^exponent minus its value rounded to `dtype`; gradients treat it as constant."""
+        """Return q^exponent (D, N) minus its value in `dtype`; gradients treat it as constant."""
         alpha, delta, theta = map(jax.lax.stop_gradient, (self.alpha, self.delta, self.theta))
         with jax.enable_x64(True):
             parts = _powers64(alpha[..., 0], delta[..., 0], theta[..., 0], [exponent])
@@ -284,7 +284,7 @@ class ComplexEMA(eqx.Module):
             return jax.lax.complex(*lost)
 
     def power_tables(self, length: int, dtype: DTypeLike) -> PowerTables:
-        """Return the factored powers q^0 .. q^(length-1), computed in float64 and rounded once."""
+        """Return the `PowerTables` of q^0 .. q^(length-1), computed in float64 and rounded once."""
         S = math.isqrt(length - 1) + 1
         A = -(-length // S)
         coarse = self._powers(range(0, A * S, S), dtype)
@@ -346,7 +346,7 @@ class ComplexEMA(eqx.Module):
     def _power_of(
         self, exponents: Int32[Array, " B"], tables: PowerTables
     ) -> Complex[Array, "B D N"]:
-        """Return q^n for each row's exponent n, from 0 to the length of the tables."""
+        """Return q^n (B, D, N) for each row's exponent n, from 0 to the length of the tables."""
         N, S = self.ndim, tables.fine.shape[-1]
         # The tables end at q^(length-1), so multiply by q once more; an empty row keeps its state.
         before = jnp.maximum(exponents - 1, 0)
@@ -385,9 +385,10 @@ def pole_powers(
     exponents: range,
     dtype: np.dtype,
 ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
-    """Return real and imaginary part of q^j for each exponent j, in `dtype`.
+    """Return real and imaginary part of q^j, each (D, N, number of exponents), in `dtype`.
 
-    Both are computed in float64 and rounded once. No float64 value leaves this function, so it can
+    `alpha`, `delta` and `theta` are the parameters of `ComplexEMA`, before the sigmoid. Both parts
+    are computed in float64 and rounded once. No float64 value leaves this function, so it can
     also be traced where 64-bit types are off. The derivative by log q is j q^j. It is computed from
     the rounded powers, without further exponentials: later sums are in `dtype` anyway.
     """
@@ -450,7 +451,10 @@ def _powers64(
     theta: Float[Array, "D 1"],
     exponents: list[int],
 ) -> tuple[Float[Array, "D N S"], Float[Array, "D N S"]]:
-    """Return real and imaginary part of q^j (D, N, S) in float64; needs 64-bit types on."""
+    """Return real and imaginary part of q^j for S exponents j, each (D, N, S), in float64.
+
+    Needs 64-bit types on.
+    """
     decay, turns = _poles(alpha, delta, theta)
     j = jnp.asarray(np.array(exponents, np.float64))
     # Whole turns are subtracted before multiplying by 2 pi, so the phase is exact at large j.

@@ -17,8 +17,8 @@ from megalodon_jax.sharding.axes import placed
 class NormalizedFFN(eqx.Module):
     """`residual + a_i W2 silu(W1 LayerNorm(y)) [* W3 LayerNorm(y)]` (docs/model.md "Block order").
 
-    y is the output of the block's attention half. `a_i` is `0.1 * 0.5**i` for layer i with
-    `rescale_nffn`, else 1. The residual is the input of the whole block, not of this half.
+    y is the output of the block's attention half. `a_i` is `0.1 * 0.5**i` for layer i, from 0,
+    with `rescale_nffn`, else 1. The residual is the input of the whole block, not of this half.
     """
 
     norm: LayerNorm

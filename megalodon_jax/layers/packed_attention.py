@@ -73,15 +73,17 @@ def packed_attention(
     """Return attention within chunks of documents, on one of `parts` shards of the sequence.
 
     Args:
-        mix: function that computes attention from given queries to given keys.
-        q, k, v: queries, keys and values; the first axis holds the heads of row 0, of row 1, ...
+        mix: function that computes the attention output (N, Q, e) from queries (N, Q, d), keys and
+            values (N, K, ..), a mask of visible keys and a dropout mask or None.
+        q, k, v: queries, keys and values; the first axis, of size N = B H, holds the heads of row
+            0, of row 1, ...
         positions: index of each token within its document.
         mask: True where a key is valid.
         chunk: tokens per chunk.
         draws: enables dropout.
         parts: number of shards; with several, each has at least `chunk` tokens.
-        earlier: k, v and mask of the `chunk` tokens before the first query, if a cache is
-            continued, which requires `parts` to be 1; else None.
+        earlier: k (N, chunk, d), v (N, chunk, e) and mask (B, chunk) of the tokens before the first
+            query, if a cache is continued, which requires `parts` to be 1; else None.
     """
     L = q.shape[1]
     valid = jnp.ones(positions.shape, bool) if mask is None else mask
@@ -102,7 +104,7 @@ def packed_attention(
 
 
 def _with_earlier(x: Array, count: int, parts: int) -> Array:
-    """Prepend the last `count` tokens of the previous shard to `x`; zeros on the first shard."""
+    """Prepend the previous shard's last `count` tokens (axis 1) to `x`; zeros on the first."""
     end = x[:, x.shape[1] - count :]
     if parts == 1:
         return jnp.concatenate([jnp.zeros_like(end), x], axis=1)
@@ -182,7 +184,7 @@ def _mixed(mix: Mix, size: int, seen: _Seen) -> Array:
 def drawn(
     draws: Draws, queries: Int32[Array, " Q"], keys: Int32[Array, " K"]
 ) -> Bool[Array, "B H Q K"]:
-    """Return which attention weights dropout keeps (True), for some queries and keys.
+    """Return which attention weights (B, H, Q, K) dropout keeps (True), for Q queries and K keys.
 
     `queries` and `keys` are indices relative to `draws.first`. The generator is counter-based
     (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): the random number of a

@@ -32,9 +32,9 @@ tokens would be slower."""
 class Coefficients(NamedTuple):
     """Coefficients of the EMA in blocks of `BLOCK` tokens; each power is rounded once from float64.
 
-    `powers` is q^0 .. q^S (real and imaginary part) for S = `BLOCK`; `power` is q^S again, and
-    `lost` its rounding error; `p` and `gamma` are the input and output gains; `omega` is the skip
-    gain.
+    `powers` are q^0 .. q^S, S = `BLOCK`: real and imaginary part, each (D, N, S + 1). `power` is
+    q^S again (D, N), and `lost` the unrounded q^S minus it. `p` and `gamma` (D, N) are the input
+    and output gains, and `omega` (D,) is the skip gain.
     """
 
     powers: tuple[Float[Array, "D N S1"], Float[Array, "D N S1"]]
@@ -51,7 +51,7 @@ def filtered(
     coefficients: Coefficients,
     h_init: Complex[Array, "B D N"] | None,
 ) -> Float[Array, "B D L"]:
-    """Return the output of the EMA, filtering each document separately from a zero state.
+    """Return the output of the EMA with its skip path; each document starts from a zero state.
 
     Args:
         u: input, 0 where masked.
@@ -102,9 +102,10 @@ def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
 def _taps(
     u: Float[Array, "D B L"], positions: Int32[Array, "B L"], kernel: Float[Array, "D S1"]
 ) -> Float[Array, "D B L"]:
-    """Return, for each token, the contribution of the tokens of its run up to itself.
+    """Return each token's output due to its document's tokens in its run, up to itself.
 
-    Rows are cut into runs of `TAPS` tokens.
+    Rows are cut into runs of `TAPS` tokens. Column r of `kernel` is the impulse response r tokens
+    later, from 0 to `BLOCK`.
     """
     within = jnp.arange(u.shape[-1], dtype=jnp.int32) % TAPS
     reach = jnp.minimum(positions, within)
@@ -121,10 +122,11 @@ def _second_halves(
     kernel: Float[Array, "D S1"],
     half: int,
 ) -> Float[Array, "D B L"]:
-    """Return the contribution of the first half of each run of `2 half` tokens to its second half.
+    """Return the outputs in the second half of each run of `2 half` tokens due to its first half.
 
-    Only the document that contains the last token before the middle lies on both sides of the
-    middle. So the contribution is one matrix product with a mask on each side.
+    They are 0 in first halves. `kernel` is that of `_taps`. Only the document that contains the
+    last token before the middle lies on both sides of the middle. So this is one matrix product
+    with a mask on each side.
     """
     D, B, L = u.shape
     at = positions.reshape(B, L // (2 * half), 2, half)
@@ -143,9 +145,10 @@ def _from_states(
     coefficients: Coefficients,
     h: Complex[Array, "D B N"],
 ) -> tuple[Float[Array, "D B L"], Complex[Array, "D B N"]]:
-    """Return the contribution of earlier blocks to each block, and the state after the last block.
+    """Return each token's output due to earlier blocks, and the state after the last block.
 
-    Blocks are runs of `BLOCK` tokens. `h` is the state before the first block.
+    Blocks are runs of `BLOCK` tokens. `h` is the state before the first block. Only tokens of the
+    same document contribute.
     """
     (D, B, L), S = u.shape, BLOCK
     real, imag = coefficients.powers

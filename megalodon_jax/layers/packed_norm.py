@@ -24,7 +24,7 @@ VARIANCE_FLOOR = 1e-6
 
 
 class PackedMoments(NamedTuple):
-    """Running mean and variance of each group at each token of packed documents.
+    """Running mean and variance (B, L, G) of each group at each token of packed documents.
 
     `mean` is relative to `origin`, which is constant within a document. The variance is at least
     `VARIANCE_FLOOR`. `final` is the state after the last token; its mean is absolute.
@@ -43,7 +43,7 @@ def packed_moments(
     positions: Int32[Array, "B L"],
     parts: int = 1,
 ) -> PackedMoments:
-    """Return the statistics by which each token is normalised.
+    """Return the statistics by which each token is normalised, and the final state.
 
     Args:
         groups: features (B, L, G, g), g in each of G groups.

@@ -67,7 +67,7 @@ class RotaryEmbedding(eqx.Module):
     def at(
         self, positions: Int[Array, "B L"], dtype: DTypeLike
     ) -> tuple[Float[Array, "B L 1 half"], Float[Array, "B L 1 half"]]:
-        """Return cosine and sine of the angles at `positions`: from float64, rounded once.
+        """Return cosine and sine (B, L, 1, d/2) of the angles: from float64, rounded once.
 
         The angles of each position are computed directly, with polynomials. Rows of a table would
         have to be gathered, and on a mesh every device would hold the table for the longest
@@ -80,7 +80,7 @@ class RotaryEmbedding(eqx.Module):
             return cos.astype(dtype), sin.astype(dtype)
 
     def _rates(self) -> np.ndarray:
-        """Return the angle of each pair from one position to the next, in radians, float64."""
+        """Return the angle (d/2,) of each pair from one position to the next, radians, float64."""
         half = self.dim // 2
         return float(self.base) ** (-np.arange(half) / half)
 

@@ -29,8 +29,9 @@ class TimestepNorm(eqx.Module):
     """Normalise each token by the running mean and variance of its groups.
 
     The statistics are those of the per-token group means `mu_1 .. mu_t`, up to and including the
-    token itself, without masked tokens. The variance is at least 1e-6. The output at token t is
-    `(x - mean_t) / sqrt(var_t + eps) * (weight + 1) + bias`, in the dtype of the input. Source:
+    token itself, without masked tokens. The variance is the sum of squared deviations, plus 1 for
+    the initial variance, divided by the number of tokens, and at least 1e-6. The output at token t
+    is `(x - mean_t) / sqrt(var_t + eps) * (weight + 1) + bias`, in the dtype of the input. Source:
     docs/model.md "TimestepNorm".
     """
 

@@ -70,7 +70,7 @@ class Scaled(NamedTuple):
 
 
 def blocks(x: Float[Array, "... k"], size: int) -> Float[Array, "... n size"]:
-    """Cut the last axis into blocks, padded with zeros, which do not affect products."""
+    """Cut the last axis into blocks (..., n, size); padding zeros do not affect products."""
     short = -x.shape[-1] % size
     x = jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, short),))
     return x.reshape(*x.shape[:-1], -1, size)

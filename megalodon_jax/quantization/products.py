@@ -159,9 +159,10 @@ def path_of() -> Path:
 
 
 def rotated(x: Float[Array, "... k"]) -> Float[Array, "... n"]:
-    """Apply the random 16-point Hadamard transform along the last axis, padded with zeros.
+    """Apply the 16-point Hadamard transform `ROTATION` to each 16 values of the last axis.
 
-    The transform is orthogonal, so rotating both operands does not change their product.
+    The axis is padded with zeros. The transform's random signs are always the same. It is
+    orthogonal, so rotating both operands does not change their product.
 
     The transform adds in a fixed order, by elementwise additions (butterflies). The order of
     additions in a matrix product would depend on the processor and the library, and a difference of

@@ -22,7 +22,7 @@ from megalodon_jax.sharding.placement import check_length
 
 
 class Moments(NamedTuple):
-    """Count, mean and sum of squared deviations of a stretch of tokens, per row and group.
+    """Count, mean and sum of squared deviations of the group means of consecutive tokens, per row.
 
     The mean is relative to `origin`, which is close to the values: a large common offset would cost
     float32 the digits of their differences.
@@ -169,7 +169,7 @@ def following(
 
 
 def stretch(x: Float[Array, "B L G"], valid: Any, origin: Float[Array, "B G"]) -> Moments:
-    """Return the moments of one shard's values where `valid`; `x` is relative to `origin`.
+    """Return the moments of one shard's group means `x`, relative to `origin`, where `valid`.
 
     This takes two passes over the values: a difference of sums of squares would cancel.
     """

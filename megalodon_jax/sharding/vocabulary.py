@@ -17,7 +17,10 @@ from megalodon_jax.sharding.axes import TENSOR, AnyMesh, on_shards, placed, shar
 
 
 def filled_rows(table: Float[Array, "V D"], mesh: AnyMesh) -> Float[Array, "W D"]:
-    """Return embedding or head on `mesh`, with zero rows so that `tensor` divides the rows."""
+    """Return embedding or head on `mesh`, cut by rows.
+
+    Zero rows are appended, so that their number W is a multiple of the mesh axis `tensor`'s size.
+    """
     short = -table.shape[0] % shards(mesh, "tensor")
     return placed(jnp.pad(table, ((0, short), (0, 0))), "tensor", None)
 
@@ -27,8 +30,8 @@ def rows_of(
 ) -> Float[Array, "B L D"]:
     """Return the table's row for each id, channels split over `tensor`; NaN outside [0, size).
 
-    Each shard looks up its own rows and contributes zeros otherwise, so the sum over shards is
-    exact.
+    `table` is a result of `filled_rows`; its rows from `size` on are padding. Each shard looks up
+    its own rows and contributes zeros otherwise, so the sum over shards is exact.
     """
     parts = shards(mesh, "tensor")
     outside = (ids < 0) | (ids >= size)

@@ -51,7 +51,11 @@ LOGITS_AT_ONCE, HEAD_AT_ONCE = 1 << 19, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Errors of one step (embedding, layer, final norm or head) of the comparison."""
+    """Errors of one step (embedding, layer, final norm or head) of the comparison.
+
+    In the forced run JAX's input of the step is the reference's, in the free run JAX's own output
+    of the previous step.
+    """
 
     name: str
     """`embed`, `layers.{i}`, `norm` or `logits`."""
@@ -61,8 +65,8 @@ class Step:
     """Relative L2 difference of JAX's output from the reference's in the forced run: the error that
     JAX makes in this step."""
     amplification: float
-    """Factor by which the step multiplies the relative error of its input; NaN if the input has no
-    error, or the step has no input activations (`embed`)."""
+    """Relative L2 difference of JAX's output in the free run from its output in the forced run,
+    divided by that of the inputs; NaN if the inputs are equal, or there are none (`embed`)."""
     share: float
     """Largest error divided by its tolerance, over the gates of this step; infinite if the step has
     no gate or an error is NaN."""
@@ -130,7 +134,7 @@ class Walk:
         return_freed_memory()
 
     def run(self) -> LayerwiseResult:
-        """Compare embedding, layers, final norm and logits; return all errors and losses."""
+        """Compare embedding, layers, final norm and logits; return errors by step, and losses."""
         # Non-finite values fail their gates, so NumPy need not warn about them.
         with np.errstate(all="ignore"):
             free, fed = self._embed()
