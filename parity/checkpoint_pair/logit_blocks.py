@@ -74,15 +74,17 @@ class LogitsApart:
 
     @property
     def floors(self) -> dict[str, float]:
-        """Noise floor of the logits as relative L2: a dictionary with one key, "logits"."""
+        """Noise floor of the logits, relative L2 over all blocks and one perturbation: a dictionary
+        with one key, "logits"."""
         return {"logits": self.error("noise", "exact")}
 
     def measurements(self, edge: Callable[[MegalodonEdge], Comparison]) -> list[Measurement]:
         """Return measurements of the logits.
 
         Logits computed from the reference's hidden states have tolerances. Logits computed from
-        JAX's own hidden states (`free`) give two metrics for information: the fraction of tokens
-        with the same most probable token, and JAX's loss minus megalodon-hf's in nats.
+        JAX's own hidden states (`free`) give two metrics for information: the fraction of positions
+        with the same most probable token, and JAX's loss minus megalodon-hf's in nats. If
+        megalodon-hf does not run, the oracle takes its place in both.
 
         Args:
             edge: function that returns the `Comparison` of an edge, with `self.floors` as its noise
@@ -106,7 +108,7 @@ class LogitsApart:
 
     def losses(self) -> tuple[float, float]:
         """Return the mean negative log-likelihood in nats, first of JAX from its own hidden states
-        (`free`), then of megalodon-hf (`theirs`)."""
+        (`free`), then of megalodon-hf (`theirs`), or of the oracle if megalodon-hf does not run."""
         return self._readers["free"].nll(), self._readers["theirs"].nll()
 
 

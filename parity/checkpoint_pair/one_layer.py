@@ -278,8 +278,8 @@ class OracleLayer:
         Args:
             x: input activations (B, L, D).
             rng: generator of random signs for the noise floor: the input and every intermediate are
-                perturbed by one unit roundoff, weights by `perturbation.of_weight`. None: nothing
-                is perturbed.
+                perturbed by one float32 unit roundoff, weights by `perturbation.of_weight`, all
+                relative to each element. None: nothing is perturbed.
         """
         intermediates: dict[str, np.ndarray] = {}
 
@@ -298,6 +298,8 @@ class OracleLayer:
 
     def floors(self, x: np.ndarray, exact: dict[str, np.ndarray]) -> dict[str, float]:
         """Return the noise floor of every intermediate as relative L2, by name.
+
+        It is the root mean square over several perturbed runs.
 
         Args:
             x: input activations (B, L, D).
