@@ -93,9 +93,9 @@ class DeployedLayer:
     format: str
     """Format of the inputs, such as "int8 by row"."""
     share: float
-    """Largest error of an element of the result, divided by the largest error that rounding can
-    cause there; at most 1 if the layer computes what the trained layer computes. NaN: the layer was
-    not compared (`why`), or an element is NaN."""
+    """Largest error of an element of the result, divided by the largest error that float32 sums and
+    ties in the rounding of the inputs can cause there; at most 1 if the layer computes what the
+    trained layer computes. NaN: the layer was not compared (`why`), or an element is NaN."""
     element: tuple[int, ...]
     """Index of the element of the result with the largest share."""
     why: str = ""
@@ -130,8 +130,8 @@ class Deployment:
         return all(part.holds for part in (*self.weights, *self.layers, self.program))
 
     def text(self) -> str:
-        """Return `weights`, `layers`, `program` and `cost` as text; every weight or layer that does
-        not pass is listed with its error."""
+        """Return the results as text: weights, layers, program, and what the format costs on these
+        inputs (`cost`); every weight or layer that does not pass is listed with its error."""
         parts: dict[str, list[DeployedWeight | DeployedLayer]] = {}
         for weight in self.weights:
             parts.setdefault(f"weights, {weight.format or UNCHANGED}", []).append(weight)
@@ -159,7 +159,7 @@ def compare_deployed(
     call: Callable[..., Any] | None = None,
     **keywords: Any,
 ) -> Deployment:
-    """Compare a deployed torch module with the module that was trained.
+    """Compare a deployed torch module with the module that was trained; return a `Deployment`.
 
     Formats with a rule: float16, bfloat16, float8; integers of 2 to 8 bits of torchao's `quantize_`
     and of `torch.ao.quantization.quantize_dynamic`. A weight in another format does not pass, and
@@ -319,7 +319,8 @@ def _show_input(module: Any) -> Callable[[], None]:
 
 
 def _not_called(module: torch.nn.Module, called: set[str]) -> Iterator[DeployedLayer]:
-    """Yield an entry for every layer that rounds its inputs but was not called as a module."""
+    """Yield an entry of `Deployment.layers` for every layer that rounds its inputs but was not
+    called as a module."""
     forms = {path: form for path, child in module.named_modules() if (form := input_format(child))}
     for name, weight in module.named_parameters():
         path = name.rpartition(".")[0]

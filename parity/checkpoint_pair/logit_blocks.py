@@ -74,15 +74,17 @@ class LogitsApart:
 
     @property
     def floors(self) -> dict[str, float]:
-        """Noise floor of the logits as relative L2: a dictionary with one key, "logits"."""
+        """Noise floor of the logits, relative L2 over all blocks and one perturbation: a dictionary
+        with one key, "logits"."""
         return {"logits": self.error("noise", "exact")}
 
     def measurements(self, edge: Callable[[MegalodonEdge], Comparison]) -> list[Measurement]:
         """Return measurements of the logits.
 
         Logits computed from the reference's hidden states have tolerances. Logits computed from
-        JAX's own hidden states (`free`) give two metrics for information: agreement of the most
-        probable token, and difference of losses.
+        JAX's own hidden states (`free`) give two metrics for information: the fraction of positions
+        with the same most probable token, and JAX's loss minus megalodon-hf's in nats. If
+        megalodon-hf does not run, the oracle takes its place in both.
 
         Args:
             edge: function that returns the `Comparison` of an edge, with `self.floors` as its noise
@@ -105,8 +107,8 @@ class LogitsApart:
         return [*rows, *info]
 
     def losses(self) -> tuple[float, float]:
-        """Return the mean negative log-likelihood in nats of the sides `free` (JAX) and
-        `theirs` (megalodon-hf)."""
+        """Return the mean negative log-likelihood in nats, first of JAX from its own hidden states
+        (`free`), then of megalodon-hf (`theirs`), or of the oracle if megalodon-hf does not run."""
         return self._readers["free"].nll(), self._readers["theirs"].nll()
 
 
@@ -125,7 +127,8 @@ class Reader:
         self._chosen = np.full(targets.shape, np.nan)
 
     def add(self, start: int, logits: np.ndarray) -> None:
-        """Add logits (B, L, V'), float64, of the V' token ids from `start` on."""
+        """Read a block of the vocabulary: logits (B, L, V'), float64, of the V' token ids from
+        `start` on."""
         peak = logits.max(axis=-1)
         self.best = np.where(peak > self._peak, start + logits.argmax(axis=-1), self.best)
         top = np.maximum(peak, self._peak)

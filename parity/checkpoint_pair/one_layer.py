@@ -56,7 +56,8 @@ def last_intermediate(index: int) -> str:
 
 
 def looked_up(stored: Stored, ids: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
-    """Return the embeddings (B, L, D) of token ids (B, L), scaled if the configuration says so.
+    """Return the embeddings (B, L, D) of token ids (B, L), times sqrt(D) if the configuration has
+    `scale_emb`.
 
     Only the used rows of the table are read.
     """
@@ -86,7 +87,8 @@ class JaxLayer:
         return sum(leaf.size for leaf in self._weights.values())
 
     def weights(self, theirs: Stored) -> list[WeightRow]:
-        """Compare each parameter of this layer with that of the torch checkpoint `theirs`."""
+        """Return one row per parameter: whether its float32 values equal those of the torch
+        checkpoint `theirs`."""
         module = named_leaves(self._module("float32"))
         rows = []
         for name, leaf in module.items():
@@ -276,8 +278,8 @@ class OracleLayer:
         Args:
             x: input activations (B, L, D).
             rng: generator of random signs for the noise floor: the input and every intermediate are
-                perturbed by one unit roundoff, weights by `perturbation.of_weight`. None: nothing
-                is perturbed.
+                perturbed by one float32 unit roundoff, weights by `perturbation.of_weight`, all
+                relative to each element. None: nothing is perturbed.
         """
         intermediates: dict[str, np.ndarray] = {}
 
@@ -297,6 +299,8 @@ class OracleLayer:
     def floors(self, x: np.ndarray, exact: dict[str, np.ndarray]) -> dict[str, float]:
         """Return the noise floor of every intermediate as relative L2, by name.
 
+        It is the root mean square over several perturbed runs.
+
         Args:
             x: input activations (B, L, D).
             exact: unperturbed intermediates, from `run`.
@@ -311,7 +315,8 @@ class Widened:
     Args:
         stored: the checkpoint.
         prefix: prefix of the weights' names, which is left out of the keys.
-        rng: generator of the random signs of perturbations; None: weights are not perturbed.
+        rng: generator of random signs: each element is multiplied by 1 +- the roundoff that
+            `perturbation.of_weight` gives. None: weights are not perturbed.
     """
 
     def __init__(self, stored: Stored, prefix: str, rng: np.random.Generator | None):

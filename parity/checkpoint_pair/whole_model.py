@@ -40,8 +40,8 @@ def text_case(
     Args:
         name: name of the case.
         config: configuration of the model.
-        ids: token ids (B, L) int32. They are the labels too; ids that a separate head of
-            `output_size` logits cannot predict are ignored as labels.
+        ids: token ids (B, L) int32. Each position is to predict the next id, unless a separate
+            head of `output_size` logits has no logit for it.
         weights: float32 arrays by torch name; None: the case has no weights, because they are
             compared layer by layer.
         digest: text that identifies the weights in the case's hash; None: the hash covers the
@@ -63,7 +63,8 @@ def text_case(
 
 
 def triangle(theirs: Stored, ours: Stored, ids: np.ndarray, *, live: bool) -> list[Measurement]:
-    """Compare two checkpoints that fit in memory: JAX, oracle and megalodon-hf, with gradients.
+    """Return measurements that compare JAX, oracle and megalodon-hf, with gradients, on two
+    checkpoints that fit in memory.
 
     Noise floors are measured with the oracle, for this checkpoint and text.
 

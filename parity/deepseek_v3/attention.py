@@ -113,7 +113,8 @@ class Attention(eqx.Module):
         Args:
             x: normalised hidden states.
             positions: position of each token, for the rotation.
-            past: cache to continue, with room for L more positions; None starts a new one.
+            past: cache to continue, with room for L more positions; the returned cache has the
+                same size. None: the returned cache holds the L positions of `x` only.
             filled: number of positions of `past` that are filled.
             absorbed: multiply queries, instead of latents, by the key matrix, and the weighted sum
                 of latents by the value matrix, so that keys and values per head are never computed
@@ -136,7 +137,8 @@ class Attention(eqx.Module):
     def queries(
         self, x: Float[Array, "B L D"], positions: Num[Array, "B L"], scope: str = ""
     ) -> tuple[Float[Array, "B L H n"], Float[Array, "B L H r"]]:
-        """Return the queries in two parts: the non-rotary part, and the part rotated by RoPE."""
+        """Return the queries in two parts: the non-rotary part (B, L, H, qk_nope_head_dim), and the
+        part rotated by RoPE (B, L, H, qk_rope_head_dim)."""
         if self.q_proj is not None:
             q = self.q_proj(x)
         else:
@@ -157,7 +159,8 @@ class Attention(eqx.Module):
         return LayerCache(latent, rotate(rot[:, :, None], positions, self.config)[:, :, 0])
 
     def expand(self) -> tuple[Float[Array, "H n R"], Float[Array, "H v R"]]:
-        """Return the matrices per head that expand latents to non-rotary keys, and to values."""
+        """Return the matrices per head that expand latents of width R to non-rotary keys,
+        (H, qk_nope_head_dim, R), and to values, (H, v_head_dim, R)."""
         c = self.config
         both = self.kv_b_proj.weight.reshape(c.num_attention_heads, -1, c.kv_lora_rank)
         return both[:, : c.qk_nope_head_dim], both[:, c.qk_nope_head_dim :]
@@ -165,7 +168,7 @@ class Attention(eqx.Module):
     def scores(
         self, q_nope: Array, q_rot: Array, kept: LayerCache, *, absorbed: bool = False
     ) -> Float[Array, "B H L S"]:
-        """Return scaled attention logits before the mask, in at least float32.
+        """Return scaled attention logits (B, H, L, S) before the mask, in at least float32.
 
         `kept` is the cache of the keys; `absorbed` as in `__call__`.
         """
@@ -218,8 +221,8 @@ def rotate(
 
 
 def _causal(L: int, S: int, before: Int[Array, ""] | int) -> Bool[Array, "L S"]:
-    """Return the causal mask, True where a query attends to a key; the first query is at position
-    `before`."""
+    """Return the causal mask (L, S), True where a query attends to a key; the first query is at
+    position `before`, the first key at 0."""
     queries = before + jnp.arange(L, dtype=jnp.int32)
     return jnp.arange(S, dtype=jnp.int32) <= queries[:, None]
 

@@ -146,7 +146,7 @@ def compare(
     gradients: bool = True,
     device: str = "cpu",
 ) -> Found:
-    """Compare the JAX model with Transformers' results of a case.
+    """Compare the JAX model with Transformers' results of a case; return a `Found`.
 
     Args:
         case: configuration, weights and inputs.
@@ -200,15 +200,16 @@ def _wide(work: Work, ours: FunctionSide, answer: Recorded, device: str) -> list
 
 
 def pooled(case: Case, live: bool, device: str = "cpu") -> Pool:
-    """Measure errors of a case, pooled over several random draws of weights and token ids.
+    """Measure each quantity's error in a case, pooled over several random draws of weights and
+    token ids; return a `pooling.Pool`.
 
     Pooled errors are geometric means over `parity.pooling.DRAWS` draws; the first draw is the case
     itself.
 
     Args:
         case: configuration, and weights and inputs of the first draw.
-        live: run Transformers on every draw too. False: only the rounding error of the JAX model is
-            measured, because recordings exist for the first draw alone.
+        live: run Transformers on every draw too. False: the JAX model in float32 is compared with
+            itself in float64 only, because recordings exist for the first draw alone.
         device: device named in the measurements.
 
     Raises:
@@ -238,7 +239,7 @@ def _flips(
     """Count per sparse layer the tokens that the two sides route to different experts.
 
     A token is counted only if rounding of the router logits cannot explain the difference
-    (`expert_flips`). The smallest margin of a layer's choices is measured too, for information.
+    (`expert_flips`). The smallest margin over a layer's tokens is measured too, for information.
     """
     work = Work(case.title, case.hash, (), suite=SUBJECT)
     edge = Comparison(work, PortEdge.PORT32_ORIGINAL32, NoiseFloors({}, PORTS), "int32", device)
@@ -282,8 +283,8 @@ def expert_flips(
     """Count tokens whose set of experts differs although their choice has a clear margin.
 
     A margin is clear above `bound` times the L2 norm of all `logits`: a score changes by at most
-    half as much as its logit, so logits whose relative L2 error is within `bound` cannot change
-    such a choice.
+    half the L2 norm of the change of its token's logits, so logits whose relative L2 error is
+    within `bound` cannot change such a choice.
 
     Args:
         ours, theirs: experts (T, k) chosen by the two sides, in any order.

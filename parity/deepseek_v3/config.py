@@ -68,8 +68,8 @@ class MLAMoEConfig:
     num_experts_per_tok: int = 4
     n_group: int = 4
     topk_group: int = 2
-    """Number of the `n_group` groups that a token may choose experts from: those whose best two
-    scores have the largest sums."""
+    """Number of the `n_group` groups that a token may choose experts from: those with the
+    largest sums of their two largest values of score plus selection bias."""
     norm_topk_prob: bool = True
     routed_scaling_factor: float = 1.0
     scoring_func: str = "sigmoid"
@@ -79,12 +79,14 @@ class MLAMoEConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     rope_interleave: bool = True
-    """Whether RoPE rotates pairs of neighbouring elements; False: pairs of i and i + half."""
+    """Whether RoPE rotates pairs of neighbouring elements; False: pairs of elements
+    i and i + qk_rope_head_dim / 2."""
     rope_scaling: Yarn | None = None
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
     activation_limit: float | None = None
-    """Clip hidden states to this magnitude after each block; None: no clipping."""
+    """Clip each element of the hidden states to this magnitude after each block; None: no
+    clipping."""
     dropout: float = 0.0
     """Dropout rate in training, of the embedding and of the outputs of attention and MLP."""
 

@@ -57,7 +57,8 @@ def why_unavailable() -> str | None:
 
 
 def provenance() -> dict[str, Any]:
-    """Return the reference's name, and the installed versions of transformers and torch."""
+    """Return the reference's name, as `reference`, and the installed versions of transformers and
+    torch by name, as `versions`."""
     versions = {name: metadata.version(name) for name in ("transformers", "torch")}
     return {"reference": NAME, "versions": versions}
 

@@ -71,12 +71,13 @@ def choose(
 ) -> tuple[Int[Array, "T k"], Float[Array, " T"]]:
     """Return the chosen experts (T, k) and the margin of the choice (T,).
 
-    First `topk_group` groups of experts are chosen, by the sum of their best two scores. Then
-    `num_experts_per_tok` experts are chosen within those groups, by score.
+    First the `topk_group` groups of experts with the largest sums of their two largest `ranked`
+    values are chosen. Then the `num_experts_per_tok` experts with the largest `ranked` values
+    within those groups are chosen.
 
     A gap is the difference between the last chosen and the first rejected value. The margin is the
-    smaller of the gap between experts and half the gap between groups, because sums of two scores
-    change twice as much. It is infinite if all groups and experts are chosen. If every score
+    smaller of the gap between experts and half the gap between groups, because sums of two values
+    change twice as much. It is infinite if all groups and experts are chosen. If every value
     changes by less than half the margin, the choice stays the same.
 
     Experts of rejected groups are excluded (-inf). Transformers gives them 0 instead, which differs
@@ -108,7 +109,7 @@ def _top(values: Float[Array, "T n"], k: int) -> tuple[Float[Array, " T"], Int[A
 
 
 def counts(routing: Routing) -> Int[Array, " E"]:
-    """Return the number of tokens routed to each expert: int32, exact below 2^31."""
+    """Return the number of tokens routed to each expert: (E,) int32, exact below 2^31."""
     experts = routing.logits.shape[-1]
     return jnp.zeros(experts, jnp.int32).at[routing.chosen.reshape(-1)].add(1)
 

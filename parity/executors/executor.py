@@ -37,5 +37,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Kill all running work items and start no further ones; none of these gets an answer."""
+        """Kill all running work items and start no further ones; their futures get no answer."""
         ...

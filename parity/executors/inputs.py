@@ -38,6 +38,7 @@ def changed(inputs: Mapping[str, str]) -> list[str]:
 def content(name: str) -> str:
     """Return the digest of the current content of an input: SHA-256 in hex.
 
+    It covers the contents of the input's files and, in a folder or module, their relative paths.
     `MISSING` if the input does not exist, is an empty folder, or cannot be read.
 
     Args:

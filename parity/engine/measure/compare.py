@@ -106,7 +106,8 @@ class Comparison:
     """Whether activations are compared at valid positions only; padding may differ between programs
     without being wrong."""
     on_failure: OnFailure | None = None
-    """Called for each tensor that breaks its tolerance, such as `measure.deviation.Deviations`."""
+    """Called for each tensor that breaks its tolerance; an example is an object of the class
+    `measure.deviation.Deviations`."""
     kinds: Callable[[str], Kind] = kind_of
     """Maps the name of a quantity to its kind."""
     largest_bound: float = math.inf

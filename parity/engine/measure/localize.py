@@ -44,7 +44,8 @@ class Stage:
 
     @property
     def amplification(self) -> float:
-        """Free error over forced error; NaN for 0 over 0. Far above 1: the error is propagated."""
+        """Free error over forced error; infinite if only the forced one is 0, NaN if both are. Far
+        above 1: the error is propagated."""
         if self.forced == 0.0:
             return math.nan if self.free == 0.0 else math.inf
         return self.free / self.forced

@@ -118,7 +118,7 @@ def logit_metrics(a: np.ndarray, e: np.ndarray, labels: np.ndarray) -> dict[str,
     Args:
         a: logits (..., V).
         e: true logits, the same shape.
-        labels: correct token ids (...), or `IGNORED`.
+        labels: correct token ids (...); `IGNORED` excludes a token from nll_difference alone.
 
     Returns:
         By name: kl_p50, kl_p99 and kl_max, percentiles and maximum of KL(e || a) per token, in

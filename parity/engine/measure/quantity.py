@@ -75,7 +75,7 @@ class Quantity(str):
 
     @classmethod
     def after_step(cls, step: int, what: str, parameter: str) -> Quantity:
-        """Name a result of a training step.
+        """Name a result of a training step, such as `step1/mu/model.embed.weight`.
 
         Args:
             step: number of the step, from 1.

@@ -84,7 +84,8 @@ def summed(terms: int) -> float:
 
 
 def row_blocks(shape: tuple[int, ...], elements: int = BLOCK) -> Iterator[slice]:
-    """Yield consecutive slices of the first axis, of at most `elements` array elements or one row.
+    """Yield consecutive slices of the first axis, of at most `elements` array elements each, but of
+    at least one row.
 
     A 0-d array counts as one row.
     """

@@ -31,7 +31,7 @@ class Axis:
     Attributes:
         name: singular, such as "position".
         block: name of a block, singular, such as "chunk"; empty if there are none.
-        size: indices per block; the last block of an axis may be shorter.
+        size: indices per block; the last block of an axis may be shorter. 0 without blocks.
     """
 
     name: str
@@ -281,7 +281,7 @@ def _padding(differs: np.ndarray, cared: np.ndarray, valid: np.ndarray | None) -
 
 
 def _runs(indices: np.ndarray) -> list[tuple[int, int]]:
-    """Return ascending indices as ranges (first, last)."""
+    """Return ascending indices as ranges (first, last), both included."""
     cuts = np.flatnonzero(np.diff(indices) != 1) + 1
     return [(int(part[0]), int(part[-1])) for part in np.split(indices, cuts)]
 

@@ -74,7 +74,7 @@ def align(
     pins: Sequence[Pin] = (),
     equal: float = EQUAL,
 ) -> Alignment:
-    """Pair the stages of a port with those of its original.
+    """Pair the stages of a port with those of its original; return an `Alignment`.
 
     Args:
         original: floating-point arrays of the original by stage name, in order of execution.
@@ -230,8 +230,8 @@ class _Aligner:
     def _values_agree_behind(self) -> np.ndarray:
         """Return, for each pair of stages, whether values agree again soon after it.
 
-        They do if at least the fraction `AGREEING` of the next `HORIZON` stages with more than two
-        distinct values, on either side, are paired by value.
+        They do if on at least one side at least the fraction `AGREEING` of the next `HORIZON`
+        stages with more than two distinct values are paired by value.
 
         Returns:
             Booleans (stages of the original, stages of the port).

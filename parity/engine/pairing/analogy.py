@@ -54,7 +54,10 @@ def _like(
     sibling: Construction, port: str, originals: Tensors, ports: Tensors, rest: Sequence[str]
 ) -> Construction | None:
     """Return a construction (recipe) of the parameter `port` like `sibling`, the construction of a
-    parameter of the same module; None if no such construction gives the values of `port`."""
+    parameter of the same module; None if no such construction gives the values of `port`.
+
+    The original's parameters with a name in `rest` may be used.
+    """
     pieces, counterparts, shape = [], {}, ports.shapes[port]
     for piece in sibling.pieces:
         module = naming.parent(piece.parameter)

@@ -140,8 +140,9 @@ def distance(actual: np.ndarray, expected: np.ndarray) -> float:
     """Return the relative L2 difference of two arrays of one shape.
 
     Equal elements count as no difference, even if infinite. Masked elements (magnitude >=
-    `MASKED`) do not count in the norm of `expected`. The result is NaN if an array holds a NaN or
-    an infinity that the other lacks.
+    `MASKED`) count in the difference, but not in the norm of `expected` that it is divided by; a
+    norm of 0 is replaced by 1. The result is NaN if an array holds a NaN or an infinity that the
+    other lacks.
     """
     a, e = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):

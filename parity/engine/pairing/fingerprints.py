@@ -36,6 +36,7 @@ def chunks(x: np.ndarray) -> Iterator[np.ndarray]:
 def fingerprint(x: np.ndarray) -> int:
     """Return a hash of an array's real values that does not depend on their order, dtype or shape.
 
+    The hash of a concatenation is the sum of the hashes of its parts, modulo `MODULUS`.
     0 and -0 count as one value.
     """
     total = 0
@@ -53,8 +54,9 @@ def fingerprint(x: np.ndarray) -> int:
 def sample_positions(size: int, count: int) -> np.ndarray:
     """Return up to `count` flat positions in an array of `size` elements, spread out and sorted.
 
-    Positions are multiples of the golden ratio modulo `size`. They are not periodic, so they do not
-    fall into the same few columns or heads, whatever the strides of the array.
+    Positions are `size` times the fractional parts of multiples of the golden ratio, rounded down.
+    They are not periodic, so they do not fall into the same few columns or heads, whatever the
+    strides of the array.
     """
     if size <= count:
         return np.arange(size)

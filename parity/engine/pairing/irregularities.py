@@ -42,7 +42,7 @@ def irregularities(pairs: Sequence[Pair]) -> dict[str, str]:
 
 def unlike_others(pairs: Iterable[Pair]) -> dict[str, str]:
     """Return notes, by name of the port's parameter, on pairs whose axes are permuted unlike those
-    of most similarly named pairs."""
+    of the majority of the pairs with similar names."""
     kinds: dict[Hashable, list[Pair]] = defaultdict(list)
     for pair in pairs:
         ends = naming.leaf(pair.originals[0]), naming.leaf(pair.port)

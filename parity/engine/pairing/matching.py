@@ -50,7 +50,7 @@ most: those with the most similar names."""
 def match_parameters(
     original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]
 ) -> Matching:
-    """Find which parameters of the original each parameter of the port consists of.
+    """Return a `Matching`: of which parameters of the original each one of the port consists.
 
     Arrays are read one at a time and hashed in chunks: memory-mapped ones are not loaded whole.
 

@@ -322,7 +322,10 @@ def _numbers_agree(originals: Sequence[str], ports: Sequence[str]) -> np.ndarray
 @functools.lru_cache(maxsize=1 << 16)
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> float:
     """Return the fraction of the numbers of two names that both have in the same order; 1 if
-    neither name has numbers."""
+    neither name has numbers.
+
+    For names with m and n numbers, of which k are common, the fraction is 2 k / (m + n).
+    """
     if a == b:
         return 1.0
     previous = [0] * (len(b) + 1)

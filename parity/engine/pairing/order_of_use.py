@@ -40,8 +40,8 @@ def paired_in_order(
 
 
 def _modules(shapes: Mapping[str, Shape]) -> list[list[str]]:
-    """Return the names of the parameters of each module; a parameter without a module counts as a
-    module of its own."""
+    """Return one list of parameter names per module, in order of first use; a parameter without a
+    module counts as a module of its own."""
     modules: dict[str, list[str]] = {}
     for name in shapes:
         modules.setdefault(naming.parent(name) or name, []).append(name)

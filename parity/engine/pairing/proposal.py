@@ -63,8 +63,8 @@ that of the state's."""
 
 
 def propose(original: Mapping[str, np.ndarray], port: Mapping[str, np.ndarray]) -> Matching:
-    """Propose how each parameter of the port is made of parameters of the original, by names and
-    shapes alone.
+    """Return a `Matching` that proposes, by names and shapes alone, how each parameter of the port
+    is made of parameters of the original.
 
     Args:
         original: the original's parameters by dotted path; only their shapes are read.

@@ -127,7 +127,8 @@ def differing_slices(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def ranges(indices: Sequence[int]) -> str:
-    """Return sorted indices as text such as `3, 8:16`, at most `MOST_RANGES` ranges."""
+    """Return sorted indices as text such as `3, 8:16` (8 to 15); after `MOST_RANGES` ranges the
+    text ends in "and N more"."""
     texts = []
     for _, group in itertools.groupby(enumerate(indices), key=lambda entry: entry[1] - entry[0]):
         run = [index for _, index in group]

@@ -42,8 +42,8 @@ class Pair:
     """Maps the original's array to the port's arrangement of elements."""
     by: AlignedBy
     distance: float
-    """Relative L2 difference of the port's values from the original's; NaN for NaN or unequal
-    infinities."""
+    """L2 norm of the difference of the port's values from the original's, over the norm of the
+    original's; NaN for NaN or unequal infinities."""
     enclosed: bool = False
     """Whether values agree again soon after this stage; a difference here then has no effect."""
 

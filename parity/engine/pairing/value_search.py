@@ -179,7 +179,8 @@ def whole_matches(
 
 
 class Sums:
-    """Index of sums of fingerprints, to find the parts of a fused or stacked array.
+    """Index of sums of fingerprints, to find the parts of a fused or stacked array, whose
+    fingerprint is the sum of theirs.
 
     A unit is one array or a family of arrays. Sums of one, two and three units are found.
 
@@ -411,7 +412,8 @@ def rearranged(name: str, source: np.ndarray, target: np.ndarray) -> Constructio
 
 
 def orders_of(construction: Construction, name: str) -> set[tuple[int, ...]]:
-    """Return the orders in which a construction (recipe) takes rows or columns of parameter `name`.
+    """Return the set of orders in which a construction (recipe) takes rows or columns of parameter
+    `name`.
 
     An order lists, for each index along an axis of the port's parameter, the index of the
     original's row or column that is found there. Axes in unchanged order are left out, and so are
@@ -525,7 +527,8 @@ def _blocks(order: np.ndarray, length: int = 0) -> list[tuple[int, int, int]]:
     """Return the blocks of an order, each as (start in the target, start in the source, stop in the
     source).
 
-    A block is a run of consecutive indices. Empty if there are too many or too short blocks.
+    A block is a run of consecutive indices. Empty if there are more than `MOST_BLOCKS` blocks, or
+    fewer than two indices per block on average.
 
     Args:
         order: indices of the source, by position in the target.

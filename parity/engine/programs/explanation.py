@@ -29,8 +29,8 @@ class Explanation:
     """Root cause: the first stage that is wrong given correct inputs. If there is none, the first
     quantity that fails."""
     value: float = math.nan
-    """Relative L2 error of `quantity`. If `quantity` is a stage, the error when it is computed from
-    the oracle's inputs (forced)."""
+    """Relative L2 error of `quantity`; of the `culprit`, when computed from the oracle's inputs
+    (forced). For generated tokens, the metric `disagreement`. NaN if a stream raised an error."""
     tolerance: float = math.nan
     """Largest `value` that passes."""
     meaning: str = ""
@@ -39,9 +39,11 @@ class Explanation:
     """Stages in order of computation; empty for a stream (token-by-token run) or a training
     trajectory."""
     worst: Worst | None = None
-    """Element of `quantity` with the largest error; None if `quantity` is no stage."""
+    """Element of the `culprit` with the largest error when computed from the oracle's inputs
+    (forced); None without a culprit."""
     parameters: tuple[str, ...] = ()
-    """Names that the parameters of the stage `quantity` have in the torch model."""
+    """Names that the parameters of the wrong stage have in the torch model. That stage is
+    `quantity`; for a stream, it may be another one, which `meaning` names."""
     note: str = ""
     """Note of the comparison, such as a mismatch of shapes."""
     where: str = ""

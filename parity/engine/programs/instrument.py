@@ -62,8 +62,8 @@ def capture(
 
 
 def _certain(marks: Marks) -> dict[str, jax.Array]:
-    """Return the values of marks (named intermediates); NaN for floating-point ones in branches
-    that were not taken."""
+    """Return the values of marks (named intermediates); in branches that were not taken NaN for
+    floating-point ones, 0 for others."""
     values = dict(marks.values)
     for name, passed in marks.passed.items():
         if jnp.issubdtype(values[name].dtype, jnp.inexact):

@@ -117,7 +117,8 @@ def has_marks(eqn: Any) -> bool:
 def in_turn(name: str, turn: int) -> str:
     """Return the name `name@turn` of a named intermediate in iteration `turn` of its loop.
 
-    The iteration of an outer loop goes before the iterations already in the name.
+    The iteration of an outer loop goes before the iterations already in the name: `name@3` in
+    iteration 5 of the outer loop becomes `name@5@3`.
     """
     base, _, inner = name.partition("@")
     return f"{base}@{turn}" + (f"@{inner}" if inner else "")

@@ -149,7 +149,8 @@ class Search:
         return next(iter((*masks, *partly, *self.suspects)), None)
 
     def _is_partly(self, suspect: Suspect) -> bool:
-        """Return whether an operation that does not only move numbers is wrong in part."""
+        """Return whether an operation computes numbers instead of only moving them, and only a part
+        of its result is wrong."""
         return suspect.partly and self.operations[suspect.index].primitive not in MOVES
 
     def lines(self) -> list[Line]:
@@ -380,9 +381,9 @@ def _reach(array: np.ndarray) -> float:
 
 
 def _near(numbers: np.ndarray, array: np.ndarray, reach: float) -> np.ndarray:
-    """Return which elements of `array` are within `reach` of one of `numbers`, as booleans.
+    """Return as booleans which elements of `array` differ from one of `numbers` by at most `reach`.
 
-    `numbers` must be ascending.
+    `reach` is an absolute difference; `numbers` must be ascending.
     """
     if not numbers.size:
         return np.zeros(np.shape(array), bool)
