@@ -58,7 +58,7 @@ class InputFormat:
     """Format to which a layer rounds its inputs."""
 
     bits: tuple[int, ...]
-    """Numbers of bits that the kernels of this layer may round to."""
+    """Possible numbers of bits, with any sign bit, of the integers to which this layer rounds."""
     by_row: bool
     """Whether each vector along the last axis has its own scale; False: the tensor has one."""
     asymmetric: bool
@@ -202,9 +202,10 @@ def half_integer_step(
 ) -> np.ndarray:
     """Return half a step of integers of `bits` bits at each element; each block has its own step.
 
-    A symmetric format has its largest integer at the block's largest absolute value; an asymmetric
-    one covers the values between the block's smallest and largest, and 0. The result includes the
-    float32 rounding of decoding.
+    `trained` has the values before rounding; `block` is the size of a block by axis. A symmetric
+    format has its largest integer at the block's largest absolute value; an asymmetric one covers
+    the values between the block's smallest and largest, and 0. The result includes the float32
+    rounding of decoding.
     """
     trained = trained.astype(np.float64)
     if asymmetric:
@@ -218,8 +219,12 @@ def half_integer_step(
 
 
 def half_float_step(trained: np.ndarray, kind: str) -> np.ndarray:
-    """Return half the distance between neighbouring numbers of a format at each element; `kind` is
-    a key of `FLOATS`."""
+    """Return half the distance between neighbouring numbers of a format at each element.
+
+    Args:
+        trained: values before rounding, divided by their scale if the format has one.
+        kind: name of the format, a key of `FLOATS`.
+    """
     info = ml_dtypes.finfo(FLOATS[kind])
     size = np.maximum(np.abs(trained.astype(np.float64)), float(info.smallest_normal))
     _, exponent = np.frexp(size)

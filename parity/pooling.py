@@ -172,7 +172,8 @@ class Program:
             dtype: "float32" or "float64".
             rng: draws the signs that perturb every parameter and input by float32's rounding error;
                 None: no perturbation.
-            exact: results of the unperturbed run. If given with `rng`, every mark is perturbed too.
+            exact: marks of the unperturbed run, by name. If given with `rng`, every mark is
+                perturbed too, by float32's rounding error of its value in `exact`.
         """
         with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):
             model, inputs = (_cast(tree, dtype, rng) for tree in (self.model, self.inputs))

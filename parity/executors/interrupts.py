@@ -38,9 +38,9 @@ def ended_in_time(code: int, grace: float = GRACE) -> Iterator[None]:
     """Within this context, end the process with exit code `code` soon after SIGINT or SIGTERM.
 
     The first signal raises KeyboardInterrupt. The process ends when the context is left, or after
-    `grace` seconds by force; in both cases its workers are killed. Further signals are ignored:
-    they would interrupt the cleanup. `end_with` changes the exit code unless the process ends by
-    force.
+    `grace` seconds by force; in both cases its workers (`started_group`) are killed. Further
+    signals are ignored: they would interrupt the cleanup. `end_with` changes the exit code unless
+    the process ends by force.
     Outside of the main thread, where Python allows no signal handlers, the context does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -139,9 +139,10 @@ def end_with(code: int) -> None:
 
 
 def noted_by(note: Callable[[int], None]) -> None:
-    """Register a callback that gets the exit code just before an interrupted process ends.
+    """Register one more callback that gets the exit code just before an interrupted process ends.
 
-    It is not called if the process ends by force (`ended_in_time`).
+    It stays registered as long as the process runs. It is not called if the process ends by force
+    (`ended_in_time`).
     """
     _notes.append(note)
 

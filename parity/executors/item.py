@@ -66,7 +66,7 @@ class Needs:
     threads: int | None = None
     """Number of processors that the process may use, as if the machine had no more; None: all."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables set before anything is imported, for example to simulate a host."""
+    """Environment variables set before anything is imported, such as XLA_FLAGS."""
 
     def __str__(self) -> str:
         """Return the required accelerators as text, such as `1 H100`."""
@@ -89,16 +89,17 @@ class Item:
     writes there are sent back in the answer."""
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Digests of the files that the function reads outside of `identity.PACKAGES`, as the driver
-    has them, by path or `module:NAME` (`inputs.contents`). On a worker where the files differ, the
-    item fails."""
+    has them, by path of a file or folder, or by `module:NAME` for an installed package or module
+    (`inputs.contents`). On a worker where the files differ, the item fails."""
     expected: float = 0.0
     """Expected duration in seconds, for the estimate of the time left; 0: unknown."""
 
     def digest(self) -> str:
         """Return a hash (16 hex digits) of all that the answer depends on, except the processor.
 
-        The hash covers the item's name, function, arguments, inputs and those needs that may change
-        results, and the code, versions and settings of this process, which is the driver.
+        The hash covers the item's name, function with its source file, arguments, inputs and those
+        needs that may change results (threads, environment, class of accelerator and whether one is
+        needed), and the code, versions and settings of this process, which is the driver.
 
         Raises:
             ItemError: an argument is not a JSON value, or the function's module does not exist.
@@ -183,7 +184,7 @@ class Answer:
     """Contents of the files that the function wrote to its folder, by relative path."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields except `files`, as JSON data."""
+        """Return all fields of the answer except `files`, as JSON data."""
         document = asdict(self)
         del document["files"]
         return document

@@ -128,13 +128,14 @@ class LocalExecutor:
         items: Sequence[Item],
         devices: Sequence[str],
     ) -> None:
-        """Give a thread its worker process, with the accelerators that the process may use.
+        """Give a thread its worker process, and choose the accelerators that the worker may use.
 
         Args:
             local: variables of the thread; the worker becomes its attribute `process`.
             slots: yields the thread's number.
             items: items that the thread may run.
-            devices: numbers or names of the accelerators; empty: items need none.
+            devices: numbers or names of all accelerators that may be used, of which the worker
+                gets as many as the largest item needs; empty: items need none.
         """
         shown: dict[str, str] = {}
         slot = next(slots)

@@ -62,7 +62,7 @@ class Pace:
         """Return the pace: sum of measured seconds over sum of expected seconds; 1 at first.
 
         The sums include the finished items whose expected seconds are known, the running items
-        whose age raises the pace, and `PRIOR` in both.
+        whose age, taken as measured seconds, raises the pace, and `PRIOR` seconds in both.
 
         Args:
             ages: seconds since the start of each running item, by name.

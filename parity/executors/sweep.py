@@ -177,9 +177,9 @@ class Answers:
 
 
 def _line(key: str, answer: Any, files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the JSON object of a stored line: key, answer and a checksum of both and `files`.
+    """Return the JSON object of a stored line: key, answer and a checksum.
 
-    `files` are digests of the answer's files, by relative path.
+    The checksum covers key, answer and `files`, the digests of the answer's files by relative path.
     """
     facts = json.dumps([key, answer, dict(files)], sort_keys=True)
     checksum = hashlib.sha256(facts.encode()).hexdigest()

@@ -16,7 +16,7 @@ from parity.faults.fault import Family, Fault, unique
 
 
 def faults_of(root: Path = ROOT) -> tuple[Fault, ...]:
-    """Return the faults of a checkout, by family and then by file.
+    """Return the faults of a checkout, ordered by family and, within a family, by file name.
 
     Without the catalogue (the folder `FOLDER` in `root`), only `DEMONSTRATION`.
 

@@ -83,8 +83,8 @@ planted at once and each dtype is compiled only once."""
 def missed(suite: Suite, floors: NoiseFloors) -> Iterator[tuple[Control, str]]:
     """Yield every control and a message, which is "" if the suite found the control's bug.
 
-    Both bugs are planted in one run of `CASE`. JAX's compiled programs are discarded before and
-    after.
+    The bugs of both controls are planted in one run of `CASE`. JAX's compiled programs are
+    discarded before and after.
 
     Args:
         suite: the suite to test.

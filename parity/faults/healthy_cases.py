@@ -54,7 +54,8 @@ def healthy(index: int) -> Case:
 
 
 def _structure(rng: np.random.Generator) -> Case:
-    """Return a case with the random configuration and shapes that consecutive cases share."""
+    """Return a case with the random configuration and shapes that `VARIATIONS` consecutive cases
+    share."""
 
     def one(*choices: Any) -> Any:
         return choices[rng.integers(len(choices))]

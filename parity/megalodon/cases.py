@@ -68,8 +68,8 @@ _SPREAD = {
 class Batch:
     """Inputs of a model: ids (B, L) int32, labels (B, L) int32, mask (B, L) bool.
 
-    `mask` is True at valid tokens. `segments` (B, L) int32 is the number of each token's document
-    in packed rows; None if each row is one text.
+    Labels are not shifted. `mask` is True at valid tokens. `segments` (B, L) int32 is the number of
+    each token's document in packed rows; None if each row is one text.
     """
 
     ids: np.ndarray
@@ -208,7 +208,7 @@ class Case:
 
     @cached_property
     def work(self) -> Work:
-        """Data of the case for `Comparison`: name, hash, order, targets, mask and axes."""
+        """Data of the case for `Comparison`, such as hash, targets, mask and names of axes."""
         axes = partial(axes_of, config=self.config)
         return Work(self.name, self.hash, self.order, self.targets, self.valid, SUITE, axes)
 

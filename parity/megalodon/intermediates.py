@@ -104,10 +104,11 @@ def trajectory(parameters: Iterable[str], steps: int) -> tuple[str, ...]:
 
 
 def axes_of(quantity: str, config: MegalodonConfig) -> tuple[Axis, ...]:
-    """Return the axes of an intermediate, a cotangent or a state; () for other quantities.
+    """Return a description of each axis of an intermediate, a cotangent or a state.
 
-    An axis whose elements are processed in groups also has name and size of a group: channels, for
-    example, belong to heads, and positions to chunks.
+    A description has the name of the axis and, if the axis is processed in groups, the name and
+    size of a group: channels, for example, belong to heads, and positions to chunks. The result is
+    () for other quantities.
     """
     named = Quantity(quantity)
     stage = named.name.rpartition(".")[2]
@@ -158,8 +159,9 @@ def capture(
 
     Args:
         function: calls the model; its arguments must be pytrees of arrays.
-        offsets: values added to intermediates, by name.
-        forced: values that replace intermediates in the rest of the computation, by name.
+        offsets: values added to intermediates, by name; the sums are returned and used.
+        forced: values that replace intermediates in the rest of the computation, by name; the
+            computed intermediates are still the ones returned.
     """
     per_block = {row.name: f"layers.{{}}.{row.name}" for row in BLOCK_INTERMEDIATES}
     return instrument.capture(function, numbered=per_block, offsets=offsets, forced=forced)

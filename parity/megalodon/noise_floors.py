@@ -70,10 +70,11 @@ def forward_responses(case: Case, seeds: int = SEEDS) -> dict[str, tuple[float, 
 
 
 def forced_floors(case: Case, seeds: int = SEEDS) -> dict[str, float]:
-    """Return the noise floor (relative L2) of every intermediate computed from correct inputs.
+    """Return the noise floor of every intermediate computed from correct inputs, by name.
 
-    The weights, the inputs and the result of a stage are perturbed. Each stage starts from the
-    oracle's exact values, so no perturbation accumulates over several stages.
+    It is the root mean square of the relative L2 changes over `seeds` perturbed runs. The weights,
+    the inputs and the result of a stage are perturbed. Each stage starts from the oracle's exact
+    values, so no perturbation accumulates over several stages.
     """
     exact = forward_truth(case)
 

@@ -62,8 +62,8 @@ class Context:
     states: dict[str, Array]
     """Arrays that a cache would hold after the last token, by name; filled by the layers."""
     call_ends: frozenset[int]
-    """Numbers of tokens after which a call of a stream ends; there the states of TimestepNorm and
-    CEMA pass through `hook` too."""
+    """Numbers of tokens, counted from the start of a stream, after which one of its calls ends;
+    there the states of TimestepNorm and CEMA pass through `hook` too."""
 
 
 def unchanged(name: str, value: Array) -> Array:
@@ -192,7 +192,10 @@ def stream(
     *,
     hook: Hook = unchanged,
 ) -> dict[str, Array]:
-    """Return the `logits` of a cached stream, its final `state/...`, and the `generated` tokens.
+    """Return `logits`, `state/...` and `generated` tokens of a cached stream, by name.
+
+    The logits (B, L, V) are those of `ids`, and the states are those after `ids`. The tokens
+    (B, new_tokens) are stored as floats.
 
     The oracle has no cache. It computes every token from the whole text, with the keys that the
     calls `cuts` would leave visible. Each greedy token is one more call.
@@ -347,7 +350,8 @@ def complex_ema(ctx: Context, u: Array, w: Lookup, name: str) -> Array:
 def attention(ctx: Context, m: Array, u: Array, w: Lookup, name: str) -> Array:
     """Return softmax attention (B, L, E) over visible keys; 0 for queries without a visible key.
 
-    Scores are not divided by sqrt(d). Queries and keys come from `m`, values from `u`.
+    E is the width of the values of all heads together (`value_dim`). Scores are not divided by
+    sqrt(d). Queries and keys come from `m`, values from `u`.
     """
     config = ctx.config
     B, L, _ = m.shape
@@ -366,7 +370,10 @@ def attention(ctx: Context, m: Array, u: Array, w: Lookup, name: str) -> Array:
 
 
 def attend(q: Array, k: Array, v: Array, visible: Array) -> Array:
-    """Return `softmax(q k^T) v` (B, Q, H, E) over keys with `visible` (B, Q, K); 0 if none is."""
+    """Return `softmax(q k^T) v` (B, Q, H, e) over keys with `visible` (B, Q, K); 0 if none is.
+
+    Shapes: queries (B, Q, H, d), keys (B, K, H, d), values (B, K, H, e).
+    """
     visible = visible[:, None]
     scores = np.where(visible, np.einsum("bqhd,bkhd->bhqk", q, k), -1e300)
     weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True)) * visible

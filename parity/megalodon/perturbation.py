@@ -41,9 +41,9 @@ def weights(named: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[s
 def of_weight(name: str, shape: tuple[int, ...]) -> float:
     """Return the relative perturbation of a weight.
 
-    A linear weight is perturbed by the rounding error (`summed`) of a sum over its columns, any
-    other by one unit roundoff. The embedding gets one unit roundoff even where it is also the
-    (tied) head: the rounding of the logits' sums is applied to the logits (`hook`).
+    A linear weight is perturbed by the rounding error (`summed`) of a sum of as many terms as it
+    has columns, any other by one unit roundoff. The embedding gets one unit roundoff even where it
+    is also the (tied) head: the rounding of the logits' sums is applied to the logits (`hook`).
 
     Args:
         name: parameter by torch name.

@@ -66,7 +66,7 @@ class RecordedReference:
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
         """Return logits and loss, computed in bfloat16, as `<mode>/logits` and `<mode>/loss`.
 
-        Raises as `run`.
+        The modes are "autocast" and "cast" (`reference.low_precision`). Raises as `run`.
         """
         return self._read(case.name + BFLOAT16, case.hash)
 

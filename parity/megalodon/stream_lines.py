@@ -115,10 +115,11 @@ def _call(case: Case, model: Any, ids: Any, cache: Any) -> tuple[Any, Any]:
 def _free(
     case: Case, subject: JaxSubject, cuts: list[slice], exact: np.ndarray
 ) -> tuple[int, list[Any]]:
-    """Return the index of the first call with wrong logits, and the caches before the calls so far.
+    """Return the index of the first call with wrong logits, and a list of caches.
 
-    If the logits of every call are right, the index is that of the last call. `exact` has the
-    oracle's logits (B, L, V).
+    The list has the cache before each call, at least up to the call with that index. If the logits
+    of every call are right, the index is that of the last call. `exact` has the oracle's logits
+    (B, L, V).
     """
     model, ids, caches = subject.load(case), jnp.asarray(case.batch.ids), [None]
     call = eqx.filter_jit(partial(_call, case))

@@ -59,7 +59,7 @@ class Reference(Protocol):
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
         """Return megalodon-hf's logits and loss, computed in bfloat16, as `<mode>/logits` and
-        `<mode>/loss` (`reference.low_precision`)."""
+        `<mode>/loss`; the modes are "autocast" and "cast" (`reference.low_precision`)."""
         ...
 
     def known_differences(self) -> dict[str, np.ndarray]:

@@ -48,7 +48,8 @@ def decays(name: str) -> bool:
 
 
 def batches(case: Case) -> Iterator[Batch]:
-    """Yield the batch of each step: step k, from 0, uses the case's text rotated by k positions."""
+    """Yield the batch of each step: for step k, from 0, the case's rows are rotated right by k
+    positions."""
     batch = case.batch
     for k in range(case.steps):
         yield Batch(*(np.roll(a, k, axis=1) for a in (batch.ids, batch.labels, batch.mask)))

@@ -274,7 +274,8 @@ def _groups_along(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the groups of devices along some axes of a mesh, or parts of axes.
 
-    Arguments are the matched texts of `_BY_AXES`: mesh, device shape, device order, axes.
+    Arguments are the texts that `_BY_AXES` matches, such as `'data'=2,'tensor'=4` (`mesh`), `2,4`
+    (`devices`, a shape), `1,0` (`turned`, the transposition of that shape) and `'data'` (`along`).
     """
     sizes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", mesh)}
     ids = np.arange(math.prod(sizes.values()))

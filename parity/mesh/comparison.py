@@ -77,8 +77,8 @@ def compare_meshes(
             dtype it computes.
         watched: precisions in which marks are compared too. For the unmodified function this
             compiles a second program.
-        reorder: if a float64 bound is exceeded, measure the response to reordered sums before
-            reporting a failure.
+        reorder: if a float64 bound is exceeded, measure the response to reordered sums, and report
+            a failure only if the error exceeds the bound with this response as noise floor too.
         forced: after a failure, compute every mark again from one device's values of the marks
             before it, to find the first one that is wrong by itself.
         masked_outputs: accept infinite elements of results, such as masked scores, if one device
@@ -204,7 +204,7 @@ class _One:
     def responses(self, dtype: str) -> dict[str, tuple[float, ...]]:
         """Return how much each floating-point value changes if sums are reordered.
 
-        The result has, by name, one relative L2 change per order.
+        The result has, by name of the value, one relative L2 change per run with reordered sums.
         """
         if dtype not in self._responses:
             exact = self.values(dtype).arrays
@@ -396,7 +396,7 @@ class _Sides:
         )
 
     def _stages(self, dtype: str, rows: Iterable[Measurement]) -> tuple[tuple[Stage, ...], str]:
-        """Return the free and forced errors of every stage, and a reason if there are none.
+        """Return free and forced relative L2 error of every stage, and a reason if there are none.
 
         Forced: the stage is computed on the mesh from one device's values of the marks before it.
         The reason is empty if there are errors, or if the program has no marks.

@@ -46,8 +46,8 @@ def placements(
         whole: shape of the assembled value.
         block: shape of one device's block.
         mesh: sizes of the mesh axes along which there are blocks.
-        varying: axes along which blocks are known to differ; placements along just these axes come
-            first.
+        varying: axes along which blocks are known to differ; a placement counts as likelier the
+            less its axes differ from these.
     """
     if len(whole) != len(block) or any(b == 0 or w % b for w, b in zip(whole, block, strict=True)):
         return
@@ -105,7 +105,13 @@ def assembled(
 
 
 def _unequal_blocks(blocks: np.ndarray, first: np.ndarray, devices: int) -> int:
-    """Count the devices whose block differs in any bit from that of the first replica."""
+    """Count the devices whose block differs in any bit from that of the first replica.
+
+    Args:
+        blocks: blocks of the devices; the leading axes are those of the mesh.
+        first: blocks of the first replica, which broadcast to the shape of `blocks`.
+        devices: number of leading axes.
+    """
     equal = _bits(blocks) == _bits(np.broadcast_to(first, blocks.shape))
     return int(np.sum(~equal.all(axis=tuple(range(devices, equal.ndim)))))
 

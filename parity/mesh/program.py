@@ -104,7 +104,8 @@ class Program:
                 shape of its value.
             watched: return marks too. False: run the user's program unmodified; `whole`, `forced`,
                 `operation` and `seeds` are then ignored.
-            forced: values that replace marks in the rest of the computation, by name.
+            forced: values that replace marks in the rest of the computation, by name; the computed
+                marks are still the ones returned.
             operation: returns, for a traced seed, the function that evaluates each equation
                 instead of JAX.
             seeds: number of seeds to run; 0: one run.

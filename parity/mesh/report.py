@@ -18,9 +18,9 @@ class MeshResult:
     """Name of the function, then the axis sizes of the mesh."""
     measurements: tuple[Measurement, ...]
     stages: tuple[Stage, ...] = ()
-    """After a failure, two errors of every stage: computed from the mesh's own values of earlier
-    stages (free), and from one device's values (forced). Empty if all gates hold, or if stages were
-    not tested."""
+    """After a failure, two relative L2 errors of every stage: computed from the mesh's own values
+    of earlier stages (free), and from one device's values (forced). Empty if all gates hold, or if
+    stages were not tested."""
     start: str = ""
     """Name of the first wrong stage (mark or result); empty if all gates hold."""
     before: str = ""
@@ -36,9 +36,9 @@ class MeshResult:
     """Reason why stages could not be fed one device's values; empty if they could be fed, or if no
     stage was tested."""
     responses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Relative L2 change of each quantity on one device in float32, one per order of sums; empty if
-    float32 was not compared. The scatter predicts how much the error level of a group of quantities
-    (the geometric mean of their errors) varies between machines."""
+    """Relative L2 change of each quantity on one device in float32, one per run with reordered
+    sums; empty if float32 was not compared. The scatter predicts how much the error level of a
+    group of quantities (the geometric mean of their errors) varies between machines."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
     """Reason why a result was not compared, by name of the result."""
 

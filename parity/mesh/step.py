@@ -129,7 +129,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def read_step(path: Path) -> MeshComparison:
-    """Run a step file and return the result of its `step()`.
+    """Run a step file and return the `MeshComparison` that its function `step()` returns.
 
     Raises:
         FileNotFoundError: there is no such file.

@@ -57,7 +57,7 @@ class Measured(NamedTuple):
     Attributes:
         rows: measurements of all gates of all meshes.
         responses: relative L2 changes of one device's float32 results under reordered sums, one per
-            order, by case and quantity.
+            run with another order, by case and quantity.
     """
 
     rows: list[Measurement]

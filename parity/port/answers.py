@@ -205,6 +205,9 @@ def _constructed(
     """Return the construction that joins parts of parameters, in this order, to an array of
     `shape`; None if the parts do not fit.
 
+    Several parts are stacked along a new first axis or, if that does not fit, added (vectors only)
+    or concatenated along the first axis that fits.
+
     Args:
         names: names of the original's parameters.
         parts: the part to use of each parameter.

@@ -556,8 +556,8 @@ class _Both:
         return bounds, rows
 
     def _noise(self, side: str) -> Noise:
-        """Return the norms of one side's results and of their changes under rounding; empty if the
-        side cannot run in float64."""
+        """Return the L2 norms of one side's results and of their changes under rounding; empty if
+        the side cannot run in float64."""
         runs = self.runs(side)
         if runs.wide is None:
             return Noise()
@@ -742,8 +742,10 @@ class _Both:
         return row
 
     def compared(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return outputs and derivatives of the original, then of the port, by the port's names, as
-        vectors of the elements at valid positions."""
+        """Return outputs and derivatives of the original, then of the port, by the port's names.
+
+        Each is a vector of the elements at valid positions, from the side's most precise run.
+        """
         sides = []
         for side, runs in (("original", self.original), ("port", self.port)):
             found = self.view(side, runs.best)

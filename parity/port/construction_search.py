@@ -186,8 +186,11 @@ class Search:
         return self.effective & self._distinct() if self.agreed else frozenset()
 
     def _test_effects(self, report: Report) -> None:
-        """Set `effective` and `lost`: results depend on a parameter if they leave their tolerances
-        when only this parameter, or one piece of it, is changed.
+        """Find the parameters on which results depend: those of the port (`effective`), and those
+        of the original that the port lacks (`lost`).
+
+        Results depend on a parameter if they leave their tolerances when only this parameter is
+        changed; for a parameter of the port, whichever single piece of it is changed.
 
         Args:
             report: a comparison with noise, in which both programs agree; gives the tolerances.
@@ -281,8 +284,9 @@ class Search:
         """Return the names of the port's parameters that are made only of parameters of the
         original whose values distinguish them from all others.
 
-        Not distinguished are equal parameters, unless noise shows that they are tied (`TIED`);
-        constants, if no noise was added; and symmetric matrices, which equal their transpose.
+        Not distinguished are equal parameters, unless they have `TIED` elements or more and are
+        still equal after noise was added: they are then tied. Nor are constants, if no noise was
+        added, and symmetric matrices, which equal their transpose.
         """
         used = {name: self.theirs[name] for pair in self.pairs.values() for name in pair.originals}
         bits = Counter((x.shape, x.tobytes()) for x in used.values())
@@ -497,7 +501,8 @@ class Search:
 
     def _exchanged(self, parameter: str, others: Sequence[str]) -> Iterator[Change]:
         """Yield exchanges of a parameter with others: of two parameters of one module, or of all
-        parameters of two sibling modules. Only parameters of equal shape are exchanged."""
+        parameters of two sibling modules. Only parameters of equal shape are exchanged. Each
+        exchange is made in all modules whose names differ in numbers only, such as layers."""
         for other in others:
             within = naming.parent(other) == naming.parent(parameter)
             beside = naming.parent(other, 2) == naming.parent(parameter, 2)
@@ -662,7 +667,8 @@ def _is_symmetric(x: np.ndarray) -> bool:
 
 
 def _changed(x: np.ndarray, place: Part | None = None) -> np.ndarray:
-    """Return an array with its values in the block `place` changed at random; None: all values."""
+    """Return an array with its values in the block `place` (None: all values) changed at random, by
+    a factor from 0.5 to 1.5 and a summand from 0 to 0.5."""
     # Random, since norms and softmaxes are blind to a common factor or summand.
     rng = np.random.default_rng(1)
     wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)

@@ -39,7 +39,8 @@ def untransposed(
     """Return notes on the port's square matrices whose transpose corrects the first wrong stage, by
     parameter name.
 
-    Each matrix is tried alone; if none corrects the stage, all are tried together. Symmetric
+    Tried are the matrices that the stage is the first to use, judged by their names, and those
+    whose use no name shows: each alone and, if none corrects the stage, all together. Symmetric
     matrices equal their transpose and are not tried.
 
     Args:

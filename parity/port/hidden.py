@@ -26,15 +26,15 @@ ROUNDINGS = 16
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The hidden elements whose error is largest relative to the bound.
+    """A group of hidden elements: all elements of an array whose magnitude is below a limit.
 
     An element is hidden if it is too small for an error in it to break the bound of the array.
 
     Attributes:
-        count: number of these elements.
+        count: number of elements of the group.
         below: upper limit of their magnitudes.
         error: L2 norm of the difference of both sides over these elements.
-        bound: largest L2 norm of the difference that passes.
+        bound: largest L2 norm of the difference over these elements that passes.
     """
 
     count: int
@@ -93,8 +93,8 @@ def hidden(
     mean_squares: np.ndarray,
     float64: bool,
 ) -> Hidden | None:
-    """Return the hidden elements with the largest error relative to its bound; None if nothing is
-    hidden.
+    """Return the group of hidden elements whose error is largest relative to the group's bound;
+    None if nothing is hidden.
 
     An element is hidden if it is too small for an error in it to break the bound of the array.
 

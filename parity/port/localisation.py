@@ -61,7 +61,8 @@ class Place:
     edge: PortEdge
     """The two runs whose stages were compared, each stage computed from the original's values."""
     stages: tuple[Stage, ...]
-    """Free and forced error of each stage, with its tolerance, in order of computation."""
+    """Free and forced relative L2 error of each stage, with its tolerance, in order of
+    computation."""
     worst: tuple[Worst, ...] = ()
     """Elements of the culprit that differ most, the worst first."""
     where: str = ""
@@ -250,8 +251,8 @@ def _depending(original: SideRuns, pairs: Iterable[Pair]) -> set[str]:
     names = dict.fromkeys(name for pair in pairs for name in pair.originals)
 
     def moved(x: np.ndarray) -> np.ndarray:
-        """Change floating-point numbers a little, zeros too; reverse integers, which stay valid
-        indices."""
+        """Change floating-point numbers a little, zeros too; reverse the order of integers along
+        the last axis, so that they stay valid indices."""
         if x.dtype.kind in "iu":
             return np.flip(x, -1) if x.ndim else x
         if x.dtype.kind == "b":

@@ -59,7 +59,7 @@ class Report:
     """Parameters of the original that the port lacks and will need once they are trained."""
 
     def __repr__(self) -> str:
-        """Return the one-sentence answer, which a failing assertion shows."""
+        """Return the result in one sentence, which a failing assertion shows."""
         return f"<Report: {self.sentence()}>"
 
     @property

@@ -67,8 +67,8 @@ class LiveReference:
         return {n: t.cpu().numpy() for n, t in held.items() if n in case.weights}
 
     def low_precision(self, case: Case) -> dict[str, np.ndarray]:
-        """Return logits and loss, computed in bfloat16, as `<mode>/logits` and `<mode>/loss`
-        (`reference.low_precision`)."""
+        """Return logits and loss, computed in bfloat16, as `<mode>/logits` and `<mode>/loss`; the
+        modes are "autocast" and "cast" (`reference.low_precision`)."""
         return low_precision(self.load(case.config, case.weights), case, self.device)
 
     def known_differences(self) -> dict[str, np.ndarray]:

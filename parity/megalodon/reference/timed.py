@@ -17,7 +17,7 @@ def workloads(model: Any, ids: np.ndarray, device: str, autocast: bool = False) 
     - forward: forward pass without a cache.
     - train_step: loss, backward pass and AdamW.
     - prefill: forward pass that fills a cache.
-    - decode: one token per repetition, after a prefill.
+    - decode: one token per repetition, with a cache; the very first repetition also fills it.
     - generate: prefill and as many greedy tokens as repetitions. With recent versions of
       transformers megalodon-hf has no `generate`, so a loop over its cache stands in for it.
 

@@ -45,9 +45,10 @@ def trained(
 ) -> dict[str, Any]:
     """Train and return the values of every step, as a nested dictionary of arrays.
 
-    Arrays have the step as first axis: `losses`, gradient `norm`, gradients `grad`, and moments and
-    parameters after each step. The latter are `mu`, `nu` and `params` in one dictionary,
-    `step<steps>` (such as `step3`), which holds all steps. `loss` is the last loss.
+    Arrays have the step as first axis: `losses` before each step, gradients `grad` before clipping,
+    their global L2 `norm`, and moments and parameters after each step. The latter are `mu`, `nu`
+    and `params` in one dictionary, `step<steps>` (such as `step3`), which holds all steps. `loss`
+    is the last of the losses.
 
     Args:
         loss: scalar function of parameters and batch.
