@@ -40,8 +40,9 @@ class Agreement:
     """Row and position of the first position that differs: the smallest position, and of its rows
     the first. None if no position differs."""
     largest: float
-    """Largest change of the log-probability of a token with a probability of at least `LARGE` in
-    either way; infinite if the other way gives that token a probability of 0."""
+    """Largest absolute change of a log-probability, over all positions and those tokens of the
+    vocabulary with a probability of at least `LARGE` in one way or both; infinite if the other way
+    gives one of them a probability of 0."""
     at: tuple[int, int] | None
     """Row and position of the change `largest`; None if `largest` is 0."""
     mean: float
@@ -62,8 +63,9 @@ class Agreement:
     def within(self, nats: float) -> bool:
         """Return whether `largest` and `divergence` are at most this many nats.
 
-        Tokens with a probability below `LARGE` affect only `divergence`. At a position where all
-        tokens are that improbable, only `divergence` can show a change.
+        Tokens of the vocabulary with a probability below `LARGE` in both ways affect only
+        `divergence`. At a position where all tokens are that improbable, only `divergence` can show
+        a change.
         """
         return self.largest <= nats and self.divergence <= nats
 
@@ -98,7 +100,7 @@ def batch_agreement(
     The batches are computed twice, with the rows in their order and in reverse order, so that each
     row has other neighbours and another place. Of the two orders, the one in which more positions
     differ gives the result; if the numbers of positions are equal, the order with the larger
-    change.
+    `Agreement.largest`.
 
     Args:
         model: the model.
@@ -145,8 +147,9 @@ def stream_agreement(
     Args:
         model: the model, whose `logits` computes all positions at once, as training does.
         ids: token ids (B, L) with L >= 2.
-        stepwise: maps token ids (B, L) int32 to logits (B, L, V), computed as when serving: after a
-            prompt one token at a time, with a cache.
+        stepwise: maps token ids (B, L) int32 to logits (B, L, V) of all positions, computed as when
+            serving: the first tokens at once (a prompt of any length), each later one by itself,
+            with a cache.
 
     Raises:
         TaskError: `stepwise` is `model.logits`, the arguments are not as described, or logits are

@@ -97,8 +97,8 @@ class TextAgreement:
     difference: float
     """Mean negative log-likelihood of the first model minus the second's, in nats per token."""
     interval: tuple[float, float]
-    """Confidence interval of `difference`: Student's t over the means of windows, because tokens of
-    one window depend on one another."""
+    """Confidence interval (`LEVEL`) of `difference`: Student's t over the means of windows, because
+    tokens of one window depend on one another."""
     same_best: int
     """Number of the `tokens` predictions in which both models have the same most likely token."""
     equal: bool

@@ -76,7 +76,7 @@ class FormatBound:
     error: float
     """Relative L2 error of the product."""
     underflow: float
-    """Fraction of an operand's elements that underflow to 0."""
+    """Fraction of elements that underflow to 0, of the operand in which it is larger."""
     reason: str
     """Measured errors and underflows that the two bounds are based on, in words."""
 

@@ -69,7 +69,8 @@ def responses_of(
         moved: returns the same values for a seed, perturbed by rounding with signs drawn with
             that seed.
         seeds: seeds of the perturbed runs.
-        squares: receives the squared change of each element for each seed; None: not needed.
+        squares: its `add` is called for each seed, with `exact` and the perturbed values; None: not
+            needed.
     """
     responses: dict[str, list[float]] = {name: [] for name in exact}
     for seed in seeds:
@@ -116,9 +117,9 @@ class Noise:
     Attributes:
         norms: L2 norm of each quantity.
         responses: L2 norm of the change of each quantity (root mean square over seeds), by kind of
-            perturbation; empty if the side cannot be perturbed.
-        squares: mean square over seeds of the change of each element, by kind of perturbation and
-            quantity.
+            perturbation, then by quantity; empty if the side cannot be perturbed.
+        squares: mean square over seeds of the change of each element, by kind of perturbation, then
+            by quantity, in the quantity's shape.
     """
 
     norms: Floors = field(default_factory=dict)
@@ -173,8 +174,8 @@ def costly(original: Mapping[str, float], port: Mapping[str, float]) -> str | No
     as a difference of squares of numbers with a large mean.
 
     Args:
-        original: noise floors of the original, by the port's names, in order of computation.
-        port: noise floors of the port, by the same names.
+        original: relative noise floors of the original, by the port's names.
+        port: relative noise floors of the port, by the same names, in order of computation.
     """
     known = [name for name in port if original.get(name, 0.0) > 0]
     first = next((name for name in known if port[name] > COSTLY * original[name]), None)
@@ -212,9 +213,10 @@ class PortBounds:
     def of(cls, original: Noise, port: Noise) -> PortBounds:
         """Derive the bounds from the noise of two sides.
 
-        On each edge the two sides' changes under rounding are combined as L2 norms, and the result
-        is divided by one scale. Relative floors could not be combined: a derivative may be exactly
-        0 in float64 on one side and nothing but rounding on the other.
+        On each edge the L2 norms of both sides' changes under rounding are combined (`_by_edge`),
+        and the result is divided by the quantity's norm in `scales`. Floors relative to each side's
+        own norm could not be combined: a derivative may be exactly 0 in float64 on one side and
+        nothing but rounding on the other.
         """
         sides = {"original": original, "port": port}
         floors: dict[Edge, Floors] = {}
@@ -237,7 +239,10 @@ class PortBounds:
         return cls(floors, scales, cancelled, original, port)
 
     def bound(self, edge: Edge, kind: Kind, work: Work, quantity: str) -> float:
-        """Return the largest relative L2 error that passes; NaN if no floor was measured."""
+        """Return the largest relative L2 error that passes; NaN if no floor was measured.
+
+        `work` has no effect.
+        """
         floor = self.floors.get(edge, {}).get(quantity, math.nan)
         if quantity in self.cancelled.get(edge, ()):
             # The absolute part of a rule is relative to the quantity itself, which is 0.
@@ -261,13 +266,14 @@ class PortBounds:
     def hidden(
         self, edge: Edge, kind: Kind, quantity: str, actual: np.ndarray, expected: np.ndarray
     ) -> Hidden | None:
-        """Return number, error and bound (`Hidden`) of the hidden elements with the largest error
-        relative to its bound.
+        """Return the set of hidden elements (`Hidden`) whose error, an L2 norm over the set, is
+        largest relative to the set's bound.
 
         An element is hidden if it is too small for an error in it to break the bound of the array.
-        None if no element is hidden, no noise floor was measured, some elements are not finite, or
-        the terms of the quantity cancel (`cancelled`). `actual` and `expected` are the quantity in
-        the left and the right run of the edge.
+        A set has all elements below one magnitude: first the array's bound, then the bound of the
+        set before it. None if no element is hidden, no noise floor was measured, some elements are
+        not finite, or the terms of the quantity cancel (`cancelled`). `actual` and `expected` are
+        the quantity in the left and the right run of the edge.
         """
         squares = self._squares(edge, quantity)
         row = rule(PORTS, edge, kind)
@@ -289,7 +295,7 @@ class PortBounds:
 
     def _squares(self, edge: Edge, quantity: str) -> np.ndarray | None:
         """Return the squared noise floor of each element of a quantity on an edge, in the
-        quantity's shape; sides are combined as in `_by_edge`.
+        quantity's shape: the sum of the squares that `_by_edge` combines.
 
         None if no side of the edge was perturbed.
         """
@@ -341,9 +347,10 @@ def _by_edge(original: Noise, port: Noise) -> dict[Edge, Floors]:
     """Return the L2 norm of the difference that rounding may cause on each edge (pair of runs), by
     quantity.
 
-    On edges between two float32 or two float64 runs, both sides' responses (changes under rounding)
-    are combined, including those to perturbed tables (constant arrays). On edges between a float32
-    and a float64 run, only the response of the side with the float64 run counts.
+    On edges between two float32 or two float64 runs, it is the root of the sum of the squares of
+    both sides' responses (L2 norms of changes), to rounding of operations in the runs' dtype, and
+    to float32 rounding of tables (constant arrays). On edges between a float32 and a float64 run,
+    it is the response of the side with the float64 run to float32 rounding of operations.
     """
     o, p = (side.responses.get(Rounding.OPERATIONS, {}) for side in (original, port))
     tables = [side.responses.get(Rounding.CONSTANTS, {}) for side in (original, port)]

@@ -115,7 +115,8 @@ def folded(
 
     A matrix or kernel counts if it equals the original's parameter of the same name times these
     factors, and the port lacks a vector of the original with as many elements as there are factors,
-    such as the weight of the norm. The vectors of the same module, such as its bias, count too.
+    such as the weight of the norm. Vectors in `names` of the module of such a matrix or kernel,
+    for example its bias, count too.
 
     Args:
         names: parameters of the port with other values than the original's.

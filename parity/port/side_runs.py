@@ -80,7 +80,7 @@ class SideRuns:
 
     def run(self, how: Run, side: Side | None = None) -> Trace:
         """Run the side once; set invalid positions to zero, and numbers that count as masks
-        (`masked_outputs`) to 1 or -1.
+        (`masked_outputs`) to their sign, 1 or -1.
 
         Masks are replaced because they may differ between dtypes, such as the lowest number of each
         dtype, and would dominate every norm.

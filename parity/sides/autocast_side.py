@@ -193,8 +193,8 @@ class Shadows(TorchDispatchMode):
         return real
 
     def _units(self, func: Any, name: str, before: list[torch.dtype], after: torch.dtype) -> float:
-        """Return the rounding error of an operation's result, in unit roundoffs of float32; 0 for
-        an exact operation.
+        """Return the relative rounding error of an operation's result, in unit roundoffs of
+        float32; 0 for an exact operation.
 
         Args:
             func: the operation.

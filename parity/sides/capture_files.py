@@ -52,7 +52,11 @@ class Row:
 
     @classmethod
     def of(cls, name: str, array: np.ndarray, file: str = "", key: str = "") -> Row:
-        """Return the manifest's entry of an array, with its hash."""
+        """Return the manifest's entry of an array, with its hash.
+
+        `file` is the name of the file that holds the array, and `key` the array's name in that
+        file; "" if the capture stores only the hash.
+        """
         return cls(name, file, key, array.shape, array.dtype.name, digest(array))
 
     @classmethod

@@ -261,7 +261,8 @@ def _check_free(target: Path, overwrite: bool) -> None:
 
 
 def _environment(kind: str) -> dict[str, Any]:
-    """Return the device and the versions of loaded packages, without importing any."""
+    """Return the versions of the loaded packages, without importing any, and the name of the device
+    on which a side of this kind (`Side.kind`) computes: torch's for `torch`, else JAX's."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         if package in sys.modules:

@@ -98,8 +98,8 @@ class CapturedSide:
         If no derivatives are requested, a captured run with derivatives is returned without them.
         A `Rounding.CONSTANTS` run that was captured without `Run.shared` is returned also if
         `Run.shared` is requested. It perturbed all tables of the captured side, also those that the
-        other side shares, and no trained parameters, also not those that the other side lacks. So
-        the noise floor may be an overestimate or an underestimate.
+        other side shares, which may overestimate the noise floor. It perturbed no trained
+        parameters, also not those that the other side lacks, which may underestimate it.
 
         Raises:
             SideError: the run was not captured, or the side refused it.

@@ -16,7 +16,8 @@ import numpy as np
 
 
 def as_pairs(x: np.ndarray) -> np.ndarray:
-    """Return a complex array (...,) as its parts (..., 2); return other arrays unchanged."""
+    """Return a complex array (...,) as its real and imaginary parts (..., 2); return other arrays
+    unchanged."""
     if not np.iscomplexobj(x):
         return x
     return np.ascontiguousarray(x)[..., None].view(np.finfo(x.dtype).dtype)

@@ -214,7 +214,7 @@ class JaxSide:
     def operations_of(
         self, stage: str, forced: Mapping[str, np.ndarray]
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
-        """Return the operations between the preceding stages and a stage, and their results.
+        """Return the operations that compute a stage from the replaced ones, and their results.
 
         See `TellsOperations`. Empty for a stage inside a loop that is too long to be unrolled.
         """

@@ -118,7 +118,7 @@ class OnnxSide:
     If torch exported the model, a stage is the result of a module, named by the module's path; else
     the result of each node is a stage, by its name. The outputs of an unmodified run are those of
     ONNX Runtime with all its graph optimisations. Its stages come from a second session that
-    returns the stages too, so that ONNX Runtime may fuse fewer nodes.
+    returns the stages too; in it ONNX Runtime may fuse fewer nodes.
 
     Args:
         model: path of the model, or the model itself.
@@ -238,7 +238,7 @@ class OnnxSide:
     def operations_of(
         self, stage: str, forced: Mapping[str, np.ndarray]
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
-        """Return the nodes between the preceding stages and a stage, and their results.
+        """Return the nodes that compute a stage from the replaced ones, and their results.
 
         See `TellsOperations`.
         """
@@ -598,8 +598,8 @@ def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
     """Return a model with its functions inlined, so that every node is an operator.
 
     Raises:
-        SideError: there is no model at the path, or it stores numbers in another dtype than
-            float32.
+        SideError: there is no model at the path, or it stores floating-point numbers in another
+            dtype than float32.
     """
     if not isinstance(model, onnx.ModelProto):
         try:

@@ -38,8 +38,8 @@ def only_valid(stages: Mapping[str, np.ndarray], valid: Valid) -> dict[str, np.n
     Args:
         stages: arrays of any shape. Positions are a leading axis B with a later axis L, or one
             leading axis of length B L. A stage without such axes is returned unchanged.
-        valid: mask (B, L), or several masks, of which the first that fits a stage is used; None:
-            all positions are valid.
+        valid: mask (B, L), or several masks, of which each stage uses the first whose B and L are
+            the lengths of its axes; None: all positions are valid.
     """
     if valid is None:
         return dict(stages)

@@ -16,14 +16,14 @@ def check_same_inputs(one: Side, other: Side) -> tuple[tuple[str, ...], tuple[st
     Inputs with equal elements are paired first, whatever their names, positions and order of axes;
     among several equal inputs, one of the same name is preferred. Two remaining inputs, one of each
     side, are taken for the same input with different values, which is an error, if
-    - both have the same name, shape and kind (integer or floating-point);
+    - both have the same name, shape and kind (floating-point, or integer or bool);
     - one of the two is positional, and each is the only remaining input of its side with this shape
     and kind;
-    - both have the same name and rank, unless they agree after broadcasting, differ in kind and one
-    of them has at most two distinct values, like a mask, or are positional arguments after the
-    first and some input array is equal on both sides; or
-    - no input array is equal on both sides, and each is the only remaining input of its side with
-    its rank and kind.
+    - both have the same name and rank, with three exceptions: both agree after broadcasting; or
+    their kinds differ, and one of them has at most two distinct values, like a mask; or both are
+    positional arguments after the first, and some other input array is equal on both sides; or
+    - no input array is equal on both sides, each is the only remaining input of its side with its
+    rank and kind, and they do not agree after broadcasting.
 
     Other remaining inputs need not correspond: one may be a mask and the other positions, or one a
     mask of positions and the other a mask of pairs of positions.
@@ -126,7 +126,7 @@ def _equal(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def _turned(x: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """Yield every transpose of an array that has the given shape."""
+    """Yield an array with its axes in every order that gives the shape `shape`."""
     for axes in itertools.permutations(range(x.ndim)):
         if tuple(x.shape[i] for i in axes) == shape:
             yield x.transpose(axes)

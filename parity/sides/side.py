@@ -229,7 +229,9 @@ class TellsOperations(Protocol):
     def operations_of(
         self, stage: str, forced: Arrays
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
-        """Return the operations between the preceding stages and a stage, and their results.
+        """Return the operations that compute a stage from the replaced stages, and their results.
+
+        They are all operations that the stage depends on, back to the stages in `forced`.
 
         Args:
             stage: Name of the stage.

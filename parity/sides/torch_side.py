@@ -313,7 +313,8 @@ def module_of(program: Any) -> torch.nn.Module:
 
 
 def _float_numbers(results: Mapping[str, Any], precision: Precision) -> dict[str, torch.Tensor]:
-    """Return the results that are floating-point numbers or NumPy arrays, as tensors by name."""
+    """Return the results that are floating-point or complex numbers, or NumPy arrays of them, as
+    tensors by name."""
     # Through float64, which NumPy and torch share; NumPy has no native bfloat16.
     found = {n: float_number(x, np.float64) for n, x in results.items()}
     dtype = DTYPES[precision]

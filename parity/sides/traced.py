@@ -80,8 +80,8 @@ class Traced:
     def evaluate(
         self, arrays: Sequence[Any], forced: Mapping[str, Any]
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Return marks (named intermediates) and results, evaluated operation by operation in the
-        program's dtypes.
+        """Return marks (named intermediates) by name, and the list of results, evaluated operation
+        by operation in the program's dtypes.
 
         Args:
             arrays: the program's arguments.
@@ -99,7 +99,7 @@ class Traced:
     def evaluate_in_float64(
         self, arrays: Sequence[Any], how: Run
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Return marks (named intermediates) and results in float64.
+        """Return marks (named intermediates) by name, and the list of results, in float64.
 
         Args:
             arrays: the program's arguments.
@@ -125,7 +125,7 @@ class Traced:
     def operations_of(
         self, arrays: Sequence[Any], stage: str, forced: Mapping[str, Any]
     ) -> tuple[dict[int, Operation], dict[int, np.ndarray]]:
-        """Return the operations between the preceding stages and a stage, and their results.
+        """Return the operations that compute a stage from the replaced ones, and their results.
 
         Both are dictionaries by index in order of execution; they are empty for a stage in a loop
         that is too long to be unrolled. A first run shows which branches are taken and how often
@@ -153,8 +153,9 @@ class Traced:
         """Evaluate once, given the branches taken by conditions and the iteration counts of while
         loops that are known (`courses`).
 
-        Return all operations; the results, by index, of those between the preceding stages and the
-        stage; and the branches and counts, not in `courses`, of conditions and while loops there.
+        Return all operations; the results, by index, of those that compute `stage` from the stages
+        in `forced`; and the branches and counts, not in `courses`, of conditions and while loops
+        among these.
         """
         recorder = Recorder()
 

@@ -54,6 +54,9 @@ class Times:
 def timings(work: str, times: Times, missing: str, shared: Mapping[str, str]) -> tuple[Timing, ...]:
     """Return the rows (`Timing`) of one piece of work; those of a missing reference are NaN.
 
+    They are the median seconds of JAX, of the reference and of the lower bound, the ratios of
+    medians reference / JAX and JAX / lower bound, and the seconds of compilation.
+
     Args:
         work: Name of the work.
         times: Measured seconds.
@@ -78,7 +81,8 @@ def compared(
     missing: str,
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return two rows (`Timing`) about another side: its seconds, and its seconds / JAX's seconds.
+    """Return two rows (`Timing`) about another side: its median seconds, and these divided by JAX's
+    median seconds. Each row also has the values of the rounds.
 
     Args:
         work: Name of the work.
@@ -103,7 +107,8 @@ def variant_timings(
     rounds: Sequence[float],
     shared: Mapping[str, str],
 ) -> tuple[Timing, ...]:
-    """Return two rows (`Timing`) about a variant of some work: seconds, and speed-up over the base.
+    """Return two rows (`Timing`) about a variant of some work: its median seconds, and the base's
+    median seconds divided by these. Each row also has the values of the rounds.
 
     Args:
         work: Name of the rows, such as "forward in bfloat16": the work and its variant.
@@ -122,7 +127,8 @@ def variant_timings(
 def memory_timings(
     peaks: Mapping[str, float | str], shared: Mapping[str, str]
 ) -> tuple[Timing, ...]:
-    """Return the rows (`Timing`) about the peak memory of a training step.
+    """Return three rows (`Timing`) about the peak memory of a training step: JAX's bytes, the
+    reference's bytes, and reference / JAX.
 
     `peaks` has for the sides "jax" and "reference" the bytes, or the reason why they were not
     measured; rows without bytes are NaN.
@@ -147,9 +153,9 @@ def length_timings(
 ) -> tuple[Timing, ...]:
     """Return the rows (`Timing`) of some work at several lengths: seconds, bytes, cost per token.
 
-    Seconds per token are divided by those of the shortest length. Memory per token is the increase
-    in bytes from the shortest length, divided by the increase in tokens; its ratio is to the memory
-    per token of the second shortest length.
+    Seconds are medians over the rounds; seconds per token are divided by those of the shortest
+    length. Memory per token is the increase in bytes from the shortest length, divided by the
+    increase in tokens; its ratio is to the memory per token of the second shortest length.
 
     Args:
         work: Name of the work.
@@ -199,7 +205,8 @@ def row(
     rounds: Sequence[float] = (),
     note: str = "",
 ) -> Timing:
-    """Return one row (`Timing`) with its goal; the goal is NaN on a GPU, or if none is set.
+    """Return one row (`Timing`) with its goal from `GOALS` or `LENGTH_GOALS`; the goal is NaN on a
+    GPU, or if none is set.
 
     `note` says why `value` is NaN; it is not stored if `value` is a number.
     """

@@ -36,7 +36,7 @@ def jax_work(
             `model.compute_loss(tokens, tokens)` a loss. train_step trains a copy.
         tokens: Token ids (B, L) int32.
         decode_step: Maps (model, cache, ids (B,)) to (logits, next cache); may donate the cache.
-        generate: Maps (model, prompt, number of tokens) to ids.
+        generate: Maps (model, prompt (B, L), number of new tokens) to ids, which are not read.
         loss: Further arguments of `compute_loss`.
     """
     prefill = eqx.filter_jit(lambda model, tokens: model(tokens, return_cache=True))

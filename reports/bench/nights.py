@@ -41,7 +41,9 @@ def bench_nights(
 ) -> list[Timing]:
     """Return the rows (`Timing`) about a first and a second night, of this version and of `commit`.
 
-    The second night of a version finds the programs that its first one compiled.
+    They are the processor seconds and the number of compiled programs of each version, and the
+    ratios `commit` / this version. The second night of a version finds the programs that its first
+    one compiled.
 
     Args:
         commit: name or hash of the other commit.

@@ -67,7 +67,8 @@ class Worker:
             raise
 
     def work(self, name: str) -> Work:
-        """Return a function that makes the process do the named work `count` times, and waits."""
+        """Return a function of `count`: the process does the named work `count` times, and the
+        function waits for it."""
 
         def work(count: int) -> None:
             self._ask({"work": name, "count": count})

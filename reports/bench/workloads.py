@@ -178,8 +178,9 @@ def in_turn(
 ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
     """Return two results by side: seconds of its first call, and seconds of its call in each round.
 
-    The first call may compile. Each of the `repeats` rounds calls every side once, also with
-    `count`. The sides alternate, so that other load on the machine affects all of them.
+    Each call does the work `count` times, and its seconds are those of all `count` together. The
+    first call may compile. Each of the `repeats` rounds calls every side once. The sides alternate,
+    so that other load on the machine affects all of them.
     """
     first = {side: seconds(work, count) for side, work in sides.items()}
     rounds = [{side: seconds(work, count) for side, work in sides.items()} for _ in range(repeats)]

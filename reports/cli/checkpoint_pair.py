@@ -85,8 +85,8 @@ class Result:
 def compare(options: Options, report: Log) -> Result:
     """Compare two checkpoints: their weights by name, then both models on the text.
 
-    The models run whole or layer by layer, chosen by the options, size and free memory. `report`
-    receives lines of progress.
+    The models run whole or layer by layer, chosen by the options, their size, the length of the
+    text and free memory. `report` receives lines of progress.
 
     Raises:
         FileNotFoundError: a file does not exist.

@@ -93,7 +93,8 @@ def _values(run: Run, decision: Decision) -> dict[str, float]:
 
 
 def _losses(manifest: Manifest) -> dict[str, float]:
-    """Return the final losses of the probed checkpoint's training, in nats per token, by curve.
+    """Return the final losses of the probed checkpoint's training, in nats per token, by curve:
+    `loss/train` and `loss/validation`.
 
     {} if they are unknown.
     """

@@ -77,9 +77,9 @@ NEWEST = 5
 def expected_seconds(out: Path, names: Sequence[str]) -> tuple[dict[str, float], bool]:
     """Return the expected seconds by part, and whether this kind of processor measured them.
 
-    The seconds come from the newest run in `out` that measured all parts `names` on this kind of
-    processor. If none of the `NEWEST` runs did, they come from `FIRST`, with `OTHER` for a part
-    that `FIRST` lacks.
+    Processors are of one kind if `processor` names them alike. The seconds come from the newest run
+    in `out` that measured all parts `names` on this kind of processor. If none of the `NEWEST` runs
+    did, they come from `FIRST`, with `OTHER` for a part that `FIRST` lacks.
     """
     here = processor(new_manifest(datetime.now(UTC), RunKind.NIGHTLY).environment)
     for folder in sorted(run_folders(out), reverse=True)[:NEWEST]:
@@ -99,8 +99,9 @@ def in_order(names: Sequence[str], expected: Mapping[str, float], workers: int) 
 
     One worker at a time runs the longest parts, which take minutes; the other workers run the parts
     `EARLY` and then the cases in the order of the plan. So the page has new results all the time,
-    and the finished parts measure the pace of the machine. If the night would otherwise end late,
-    a free worker starts the longest waiting part at once.
+    and the finished parts measure the pace of the machine. If the longest waiting part would
+    otherwise end after the fraction `RESERVE` of the night's shortest possible duration, a free
+    worker starts it at once.
 
     Args:
         names: Parts, in the order of the plan.

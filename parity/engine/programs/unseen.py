@@ -117,7 +117,7 @@ class Search:
     """Result of searching for one program's numbers among those of another.
 
     Attributes:
-        operations: operations from the preceding stages to the wrong stage, by index.
+        operations: operations that compute the wrong stage from the replaced ones, by index.
         values: results of the operations in float64, by index.
         suspects: suspicious operations, in order of execution.
         fine: indices of the operations that are not suspicious: their result is correct, or a later

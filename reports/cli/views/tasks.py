@@ -26,8 +26,9 @@ def agreements(
         rows: windows that a model gets in one call.
         prompts: number of prompts to continue, if there are two models.
         new_tokens: tokens that each prompt is continued by.
-        margin: largest change per token in nats; None: the second result is False. For two models
-            only the change of the loss on the text is compared with it, not the continuations.
+        margin: limit in nats; None: the second result is False. One model agrees with itself if
+            `Agreement.within(margin)` holds for each comparison; two models agree if
+            `TextAgreement.within(margin)` holds, whatever their continuations.
 
     Raises:
         UserFileError: the file lacks a function, or one of them raises an error.

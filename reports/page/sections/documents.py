@@ -12,7 +12,8 @@ from stability.core import documents
 
 
 def drill(run: Run) -> dict[str, Any]:
-    """Return the document of the training drill; {} if unreadable or if the run has no probes."""
+    """Return the stored results (JSON document) of the training drill; {} if they are unreadable or
+    the run has no probes."""
     return _of(run, "drill") or _read(run, documents.DRILL)
 
 

@@ -80,7 +80,7 @@ def _bins(tensor: Deviation) -> list[Bin]:
 
 
 def _power(exponent: int) -> str:
-    """Format 2 ** `exponent`: up to 512 as a number, above as "2¹⁰"; "½" for a negative one."""
+    """Format 2 ** `exponent`, exponent >= -1: "½", up to 512 as a number, above as "2¹⁰"."""
     if exponent < 0:
         return "½"
     digits = "⁰¹²³⁴⁵⁶⁷⁸⁹"
