@@ -253,6 +253,8 @@ def _newest(
     """Return the newest run of `stored` that shares work with `run`, or None.
 
     A run of the same machine is preferred. Runs that cannot be read are added to `unreadable`.
+    `answer` is the result of `_QUERY`: the positions in `stored` (newest first) of the runs that
+    share work.
     """
     machine = fingerprint(run.manifest.environment)
 
