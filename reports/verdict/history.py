@@ -192,6 +192,8 @@ def _damaged(root: Path, run: Run, unreadable: Sequence[tuple[Path, str]]) -> li
 def _work(run: Run, stored: Sequence[RunInfo], damaged: Sequence[Manifest]) -> Earlier:
     """Return the suites and groups of gates that `run` must have, because earlier runs had them.
 
+    The gates of a group have the same case, edge and kind (`reports.verdict.vanished.group_of`).
+
     Only complete runs count, the newest `WINDOW` - 1 of `stored` and `damaged` together. Runs of
     selected cases between them do not use up this window.
 

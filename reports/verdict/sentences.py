@@ -199,7 +199,7 @@ def since(
 
 
 def _growth(run: Run, baseline: Run) -> str:
-    """Name the gate whose value grew most since the baseline; empty if none grew.
+    """Name the gate whose value grew by the largest factor since the baseline; empty if none grew.
 
     Only gates with the same work in both runs count.
     """

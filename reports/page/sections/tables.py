@@ -396,8 +396,8 @@ def _fold(notes: Sequence[str]) -> tuple[str, list[str]]:
     """Split the notes of a table into their common endings and the remainder of each note.
 
     A note consists of parts separated by semicolons. For each part, the words at its end that all
-    notes share are moved to the first result. An ending shorter than `FOLDED` stays in the notes,
-    and so does everything if the notes have different numbers of parts.
+    notes share are moved to the first result. An ending of fewer than `FOLDED` characters stays in
+    the notes, and so does everything if the notes have different numbers of parts.
     """
     parts = [note.split("; ") for note in notes]
     if len(notes) < 2 or len({len(part) for part in parts}) != 1:

@@ -30,7 +30,7 @@ _WORDS = {
 
 
 def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[Cost]:
-    """Return the error of each matrix product of a training step in each low-precision format.
+    """Return the `Cost` of each matrix product of a training step in each low-precision format.
 
     Args:
         path: A folder, or a weights file with its `config.json` beside it.
