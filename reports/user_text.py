@@ -60,6 +60,8 @@ def read_ids(
 ) -> tuple[np.ndarray, str]:
     """Return token ids (B, L) int32 for a model, and a description of their source.
 
+    B is 1 for a text.
+
     Args:
         text: A text file. It is tokenised by `tokenizer.json` in `folder` if that exists and the
             package tokenizers is installed; otherwise its bytes are the ids.

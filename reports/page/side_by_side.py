@@ -97,8 +97,8 @@ def facts_of(run: Run) -> dict[str, str]:
 def _edges(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[str, Any]]:
     """Return one row per edge (comparison): for each run its number of passing gates and one gate.
 
-    That gate is the first divergence; without one it is the gate closest to its tolerance. None
-    stands for a run without gates on the edge.
+    That gate is the first divergence of the most severe case on the edge; without one it is the
+    gate closest to its tolerance. None stands for a run without gates on the edge.
     """
     sides = [
         {edge: _edge(rows, decision.starts) for edge, rows in _by_edge(run).items()}

@@ -363,7 +363,7 @@ def _narrow(
 
 
 def histogram(bins: Sequence[Bin], name: str) -> Markup:
-    """Draw a histogram of the errors of the tensor `name`: one bar per bin of elements.
+    """Draw a histogram of the elements of the tensor `name` by error in ULP: one bar per bin.
 
     The number of elements is written above each bar.
     """

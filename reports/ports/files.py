@@ -45,7 +45,7 @@ def side_of(path: Path, which: str, case: str = "") -> Iterator[tuple[Side, Port
     Args:
         path: A file with a function `side()` or `port()`.
         which: "original" or "port": which side of a port to take; ignored for `side()`.
-        case: Title or case of the port; "" if the file has only one.
+        case: `Port.title` or `Port.case` of the port; "" if the file has only one port.
 
     Raises:
         UserFileError: the file does not exist, raises an error, or has neither function; or `case`
@@ -77,7 +77,7 @@ def port_of(path: Path, case: str = "") -> Iterator[Port]:
 
     Args:
         path: A file with a function `port()`.
-        case: Title or case of the port; "" if the file has only one.
+        case: `Port.title` or `Port.case` of the port; "" if the file has only one port.
 
     Raises:
         UserFileError: as for `ports_of`, or `case` does not select exactly one port.

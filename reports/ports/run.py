@@ -39,7 +39,7 @@ class Options:
     file: Path
     """Python file that defines the ports."""
     cases: tuple[str, ...] = ()
-    """Titles, cases or names of the ports to compare; () for all."""
+    """`Port.title`, `case` or `name` of each port to compare; () for all."""
     gradients: bool = True
     """False: compare no derivatives of any port. True: each port decides (`Port.gradients`)."""
     bfloat16: bool = True

@@ -76,7 +76,7 @@ class Lookback:
     """Result of a query over stored runs.
 
     Attributes:
-        rows: rows as JSON values by column.
+        rows: one dict of JSON values per row, by name of the column.
         runs: number of runs that were queried and could be read.
         unreadable: folders or files that could not be read, each with the reason.
     """
@@ -99,13 +99,14 @@ def look_back(
 
     Gates come in order of their share of tolerance in the newest run, the largest first; values of
     a quantity by edge and metric, each from the oldest run on. Runs with a planted fault are left
-    out.
+    out. The row of a gate has the number of runs, the first, median and last value, the last
+    tolerance and share, and at most 24 recent values, oldest first.
 
     Args:
         place: A folder of runs, or a pattern of run folders such as `s3://bucket/runs/*`.
         case: Case whose gates are returned; None for all cases.
         quantity: Quantity of `case`, which is then required: one row per run, edge and metric.
-        most: Maximal number of rows.
+        most: Maximal number of rows, counted from the first row.
         kind: Kind of the runs; None for nights, or if there are none, the kind of the newest run of
             ports or session of tests.
 

@@ -33,8 +33,8 @@ class PinDiff:
     before: Pin | None
 
     def lines(self) -> list[str]:
-        """Describe the diff in lines: how many error levels moved, are new or were removed, and the
-        ten largest moves (ratios of the geometric means)."""
+        """Describe the diff in lines: how many error levels (geometric means) moved, how many are
+        new or were removed, and the ten moves by the largest factor, up or down."""
         old: Mapping[Group, Level] = self.before.groups if self.before else {}
         new = self.pin.groups
         moved = {g: new[g].typical / old[g].typical for g in new.keys() & old.keys()}

@@ -40,8 +40,8 @@ class Plan:
 def plan(root: Path, keep: int) -> Plan:
     """Plan a deletion of old runs under `root`.
 
-    Kept are the newest `keep` runs of each kind, subject and class of device, the pinned runs, the
-    baselines of the newest runs, and the anchors of every machine (its oldest passing runs, with
+    Kept are the newest `keep` runs of each kind, subject and class of device, the baseline of the
+    newest of each, the pinned runs, and the anchors of every machine (its oldest passing runs, with
     which later ones are compared). Unreadable folders are kept too: they might be restored.
 
     Raises:
@@ -73,8 +73,8 @@ def plan(root: Path, keep: int) -> Plan:
 
 
 def _baselines(root: Path, groups: Iterable[list[RunInfo]]) -> dict[str, str]:
-    """Return the baseline of the newest run of each group of runs: id of the baseline -> id of the
-    newest run."""
+    """Return the baseline of the newest run of each of `groups`: id of the baseline -> id of the
+    newest run. The runs of a group are ordered oldest first."""
     baselines: dict[str, str] = {}
     for runs in groups:
         if MEASUREMENTS in FILES[runs[-1].kind]:

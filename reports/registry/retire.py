@@ -33,7 +33,7 @@ class Retirement:
     Attributes:
         path: path of the written file.
         suites: number of suites that were retired.
-        groups: number of groups of gates that were retired.
+        groups: number of groups of gates (same case, edge and kind) that were retired.
         left: number of suites and groups that the run lacks and that are still expected.
     """
 

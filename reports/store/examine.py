@@ -152,10 +152,10 @@ def _judge(found: list[Examined], waiting: dict[int, pa.Table]) -> None:
 
 
 def _gates(table: pa.Table) -> tuple[pa.Table, np.ndarray, np.ndarray]:
-    """Return the rows with recomputed verdicts, a mask of the gates, and a mask of failing gates.
+    """Return the rows with recomputed verdicts, a mask of the gates, and a mask of broken gates.
 
-    A gate is a measurement that has a tolerance or could not be compared. Verdicts follow from the
-    numbers, as in `Measurement.settled`.
+    A gate is a measurement that has a tolerance or could not be compared; it is broken if its
+    verdict is not "pass". Verdicts follow from the numbers, as in `Measurement.settled`.
     """
     words, codes = _codes(table["verdict"].combine_chunks())
     value, tolerance = (table[name].to_numpy() for name in ("value", "tolerance"))

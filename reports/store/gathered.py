@@ -93,7 +93,7 @@ class Gathered:
         return name if self.holds(name) else ""
 
     def merge(self, members: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """Merge small files into one, if there are more than `FEW`.
+        """Merge the files with fewer than `RUNS` runs into one, if they are more than `FEW`.
 
         Args:
             members: names of the runs in each file.

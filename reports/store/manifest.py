@@ -51,8 +51,8 @@ class ReferenceInfo:
     """The reference implementation of a run: its kind and commit, and the versions it ran with."""
 
     kind: str | None = None
-    """live, recorded or absent; of ports the kinds of their originals, such as torch. None if the
-    run has no reference."""
+    """live, recorded or absent; of ports the kinds of their originals, joined by " and ", such as
+    "torch". None if the run has no reference."""
     commit: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     capability: str | None = None
@@ -211,7 +211,8 @@ class Manifest:
     workload: Mapping[str, Any] | None = None
     """Description of the work that a bench timed; None for other kinds of run."""
     shard: Mapping[str, int] | None = None
-    """Index of a shard and number of shards; None for a run that is not a shard."""
+    """Shard of a night: `index`, from 1 on, and `count`, the number of shards; None for a run that
+    is not a shard."""
     plan: tuple[str, ...] = ()
     """Names of a night's parts, in order; for a shard, those of the whole night."""
     contract: tuple[ContractLine, ...] = ()

@@ -63,7 +63,10 @@ def _send(objects: Objects, folder: Path, name: str, token: str) -> bool:
 
 
 def _put(objects: Objects, path: Path, name: str, there: Mapping[str, int]) -> bool:
-    """Send a file unless an earlier attempt did; return whether the storage now has its content."""
+    """Send a file unless an earlier attempt did; return whether the storage now has its content.
+
+    `there` has the names and sizes of the objects that were stored when this attempt began.
+    """
     place, content = f"{name}/{path.name}", path.read_bytes()
     if path.name in there and objects.read(place) == content:
         return True

@@ -71,7 +71,10 @@ def _learn(root: Path, folders: Sequence[Path], keep: bool) -> list[Line]:
 
 
 def _ask(root: Path, folders: Sequence[Path], keep: bool, place: Path) -> list[Line]:
-    """Read folders in a helper process and return their index lines; empty if the helper failed."""
+    """Read folders in a helper process and return their index lines; empty if the helper failed.
+
+    The processes exchange data through files next to the path `place`.
+    """
     names, answer = place.with_suffix(".names"), place.with_suffix(".lines")
     content = json.dumps([folder.name for folder in folders])
     names.write_text(content, encoding="utf-8")

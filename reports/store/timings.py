@@ -18,7 +18,7 @@ class Timing:
     Medians over `rounds`, in seconds: `jax_seconds`, `reference_seconds`, `floor_seconds` (lower
     bound: the matrix products alone or, for decoding, reading the parameters), and `other_seconds`
     for the package index's megalodon-jax. `compile_seconds` is the time of the first call minus the
-    median. `tokens_per_second` counts all rows of the batch.
+    median. `tokens_per_second` is JAX's speed, over all rows of the batch.
 
     Ratios of seconds: `ratio` is reference / JAX, with the ratio of each round in `rounds`;
     `floor_ratio` is JAX / floor; `other_ratio` is other / JAX; `default_ratio` is the default GEMM
@@ -32,7 +32,7 @@ class Timing:
 
     Per length: `token_ratio` is seconds per token relative to the shortest length; `program_bytes`
     the memory of the compiled program; `token_bytes` its growth per token beyond the shortest
-    length; `token_bytes_ratio` that growth relative to that of the next shortest length. Memory:
+    length; `token_bytes_ratio` that growth relative to that of the second shortest length. Memory:
     `jax_peak_bytes`, `reference_peak_bytes`, and `peak_ratio`, reference / JAX.
     """
 

@@ -83,7 +83,7 @@ class Counts:
     fixed: int
     changed: int
     worse: int
-    """Gates within tolerance but above their history, plus groups of gates above a pinned level."""
+    """Gates within tolerance but above their history, plus levels that grew beyond their limits."""
     not_comparable: int
     not_run: int
     skipped: int

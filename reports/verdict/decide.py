@@ -168,7 +168,8 @@ def decide(
         past: Earlier values of the gates that do not repeat (`reports.verdict.history`). A value
             that rose beyond them is REGRESSED although the tolerance holds.
         pins: Pinned runs for the comparison of levels (`reports.verdict.drift.compare_with_pins`),
-            in order of preference. A level that drifted from one of them is REGRESSED too.
+            in order of preference. A level that grew beyond its limit over one of them is
+            REGRESSED too.
         unusable: One line for each pinned baseline that could not be used; the sentence counts
             them.
         gone: Work of earlier runs that this run does not plan (`reports.verdict.vanished`).

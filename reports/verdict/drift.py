@@ -109,8 +109,8 @@ class PinComparison:
     def not_yet(self) -> tuple[Drift, ...]:
         """One `Drift` per group of gates that is not comparable yet, the largest limit first.
 
-        For such a group rounding explains more than `UNSEEN`, and no earlier run of this machine
-        has its level.
+        It is that of the group's two (`typical`, `worst`) with the larger limit. For such a group
+        rounding explains more than `UNSEEN`, and no earlier run of this machine has its level.
         """
         first: dict[Group, Drift] = {}
         for drift in sorted(self.compared, key=lambda d: -d.limit):
@@ -122,7 +122,8 @@ class PinComparison:
     def unseen(self) -> tuple[Drift, ...]:
         """One `Drift` per group of `not_yet` with a ratio above `UNSEEN` and within its limits.
 
-        The largest ratio comes first.
+        If both of a group (`typical`, `worst`) have one, it is that with the larger ratio. The
+        largest ratio comes first.
         """
         first: dict[Group, Drift] = {}
         left = {drift.group for drift in self.drifts}
@@ -138,7 +139,10 @@ class PinComparison:
 
     @property
     def drifts(self) -> tuple[Drift, ...]:
-        """One `Drift` per group of gates with a ratio outside its limits, largest excess first."""
+        """One `Drift` per group of gates with a ratio outside its limits, largest excess first.
+
+        If both of a group (`typical`, `worst`) have one, it is that with the larger excess.
+        """
         first: dict[Group, Drift] = {}
         for drift in self.compared:
             if drift.broken:
@@ -158,8 +162,10 @@ def limit(base: float, deviation: float, same: bool) -> float:
     Args:
         base: The limit on one machine, where levels repeat.
         deviation: Standard deviation of ln of the level over random rounding errors.
-        same: Whether both levels are from the same machine. If not, rounding errors are
-            independent, and ln of the ratio has sqrt(2) times the deviation of ln of one level.
+        same: Whether both levels are from the same machine. If so, the result is `base`. If not,
+            rounding errors are independent, and ln of the ratio has sqrt(2) times the deviation of
+            ln of one level; the result is `base` or exp(`DRIFT_DEVIATIONS` times that), whichever
+            is larger.
     """
     if same:
         return base

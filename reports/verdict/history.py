@@ -192,6 +192,8 @@ def _damaged(root: Path, run: Run, unreadable: Sequence[tuple[Path, str]]) -> li
 def _work(run: Run, stored: Sequence[RunInfo], damaged: Sequence[Manifest]) -> Earlier:
     """Return the suites and groups of gates that `run` must have, because earlier runs had them.
 
+    The gates of a group have the same case, edge and kind (`reports.verdict.vanished.group_of`).
+
     Only complete runs count, the newest `WINDOW` - 1 of `stored` and `damaged` together. Runs of
     selected cases between them do not use up this window.
 
@@ -253,6 +255,8 @@ def _newest(
     """Return the newest run of `stored` that shares work with `run`, or None.
 
     A run of the same machine is preferred. Runs that cannot be read are added to `unreadable`.
+    `answer` is the result of `_QUERY`: the positions in `stored` (newest first) of the runs that
+    share work.
     """
     machine = fingerprint(run.manifest.environment)
 

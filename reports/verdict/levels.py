@@ -66,12 +66,12 @@ class Level:
 
 
 def group_gates(rows: Iterable[Measurement]) -> dict[Group, list[Measurement]]:
-    """Return the gates that count for error levels, by group, sorted.
+    """Return the gates that count for error levels, by `Group`; groups are sorted by their names.
 
-    Gates count if their kind is in `KINDS`, their metric is an error, their value is finite,
-    and their tolerance is positive and finite. If a group was pooled over draws (models with other
-    random weights and inputs, `parity.pooling`), only the pooled metric counts: the error of
-    a single small model is mostly chance.
+    Gates count if their kind is in `KINDS`, their metric is not in `_RATIOS`, their value is
+    finite, and their tolerance is positive and finite. If a group was pooled over draws (models
+    with other random weights and inputs, `parity.pooling`), only the pooled metric counts: the
+    error of a single small model is mostly chance.
     """
     groups: dict[Group, list[Measurement]] = {}
     for m in rows:
@@ -147,9 +147,10 @@ def over_meshes(groups: Mapping[Group, Level]) -> dict[Group, tuple[Group, ...]]
 def pooled(members: Sequence[Level]) -> Level:
     """Return the geometric mean of several levels, weighted by their numbers of gates.
 
-    `worst` is the geometric mean of the members' `worst`, since their maximum would show the worst
-    partition only. `spread` is the largest of the members': they share one side of the comparison,
-    so their errors are dependent, and it is unknown how much averaging reduces the spread.
+    `worst` is the weighted geometric mean of the members' `worst`, since their maximum would show
+    the worst partition only. `spread` is the largest of the members': they share one side of the
+    comparison, so their errors are dependent, and it is unknown how much averaging reduces the
+    spread.
     """
     gates = sum(level.gates for level in members)
 
@@ -234,7 +235,8 @@ def spreads_of(
 ) -> dict[str, Spread]:
     """Return how much rounding alone varies the level of each group of gates, by its `name_of`.
 
-    A group is left out if one of its gates has no calibrated responses to rounding.
+    A `Spread` has the standard deviations of ln(`typical`) and ln(`worst`). A group is left out if
+    one of its gates has no calibrated responses to rounding.
 
     Args:
         rows: Measurements of a run.
@@ -261,7 +263,7 @@ def spreads_of(
 def spread_over_seeds(
     values: Sequence[Sequence[float]], floors: Sequence[float] | None = None
 ) -> Spread:
-    """Return the standard deviations of a group's level over seeds, from `values[gate][seed]`.
+    """Return the standard deviations over seeds of ln of a group's `typical` and `worst`.
 
     Seeds are independent but gates are not: one perturbed weight moves every later value. Therefore
     the level is computed for each seed, and the standard deviation is taken over seeds. As in a
@@ -270,7 +272,7 @@ def spread_over_seeds(
     result is `STILL`.
 
     Args:
-        values: Responses, by gate and seed.
+        values: Responses to rounding, `values[gate][seed]`.
         floors: Least value of each gate; None for no floors.
     """
     floors = floors or [0.0] * len(values)
@@ -286,10 +288,11 @@ def spread_over_seeds(
 def spread_by_jackknife(values: Sequence[Sequence[float]]) -> Spread:
     """Estimate how much rounding varies the level of gates that are pooled over independent draws.
 
-    Each gate is a geometric mean over draws (models with other random weights), and
-    `values[gate][draw]` is one response to rounding. The level is therefore observed only once, and
-    its deviation is estimated by the delete-one jackknife, which is exact for the mean of the
-    gates. Gates with a response of 0 are left out. With fewer than two draws the result is `STILL`.
+    The result is the standard deviations of ln(`typical`) and ln(`worst`). Each gate is a geometric
+    mean over draws (models with other random weights), and `values[gate][draw]` is one response to
+    rounding. The level is therefore observed only once, and its deviation is estimated by the
+    delete-one jackknife, which is exact for the mean of the gates. Gates with a response of 0 in
+    any draw are left out. With fewer than two draws the result is `STILL`.
     """
     logs = [[math.log(v) for v in gate] for gate in values if all(v > 0 for v in gate)]
     if not logs or (draws := len(logs[0])) < 2:

@@ -199,7 +199,7 @@ def since(
 
 
 def _growth(run: Run, baseline: Run) -> str:
-    """Name the gate whose value grew most since the baseline; empty if none grew.
+    """Name the gate whose value grew by the largest factor since the baseline; empty if none grew.
 
     Only gates with the same work in both runs count.
     """
@@ -253,9 +253,9 @@ def nothing_shared(run: Run, baseline: Run) -> str:
 
 
 def _levels(changes: Sequence[Change]) -> str:
-    """Say for how many groups of gates the level differs from a pinned run; "" if for none.
+    """Say for how many groups of gates the level changed since a pinned run; "" if for none.
 
-    There is one number per kind of change (`What`).
+    There is one number per kind of change (`What`), such as drifted or not comparable.
     """
     groups = {(c.case, c.edge, c.kind, c.metric): c.what for c in changes if c.kind}
     return f" Levels compared with a pinned run: {_counted(groups.values())}." if groups else ""
@@ -317,8 +317,9 @@ def against(comparison: PinComparison) -> str:
 def first_night(run: Run, comparisons: Sequence[PinComparison]) -> str:
     """Say that no error level could be compared with an earlier run of this machine.
 
-    The text also says which other machines' runs were compared, with the largest ratio.
-    Empty if a level could be compared with such a run, and for sessions of tests of ports.
+    The text also counts the levels that were compared with pinned runs of other machines, and has
+    the largest ratio. It is empty if a level could be compared with a run of this machine, and for
+    sessions of tests of ports that have no pinned run.
     """
     if any(h.same and h.comparable for h in comparisons):
         return ""

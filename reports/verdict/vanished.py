@@ -43,7 +43,7 @@ or "" for all other gates."""
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The newest earlier run that did a piece of work: a suite, or a group of gates."""
+    """The newest earlier run that did a piece of work: a suite, or a `Group` of gates."""
 
     run: str
     created: str
@@ -54,7 +54,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Suites and groups of gates of complete earlier runs, each with the newest run that has it."""
+    """Suites and groups (`Group`) of gates of complete earlier runs.
+
+    Each is given with the newest run that has it.
+    """
 
     suites: Mapping[str, Seen] = field(default_factory=dict)
     groups: Mapping[Group, Seen] = field(default_factory=dict)
@@ -70,7 +73,7 @@ class Retired:
             once a later run has done it.
         reason: why the work was removed, for a reviewer.
         suites: retired suites.
-        groups: retired groups of gates.
+        groups: retired groups of gates (same case, edge and kind).
     """
 
     name: str

@@ -79,7 +79,7 @@ def watch_optimizer(
         optimizer: A `torch.optim.Optimizer`.
         named_parameters: `model.named_parameters()`.
         out: Folder of runs on this machine; the watch stores its run there.
-        every: Optimiser steps between two looks (measurements).
+        every: Optimiser steps from look (measurement) to look; the first is at step `every`.
         report: Receives the text of the warning, and of an error that ends the watch.
 
     Raises:
@@ -179,7 +179,7 @@ def watch_updates(
     Args:
         params: The parameters, or the model that holds them.
         out: Folder of runs on this machine; the watch stores its run there.
-        every: Steps between two looks (measurements).
+        every: Steps from look (measurement) to look; the first is at step `every`.
         report: Receives the text of the warning, and of an error that ends the watch.
 
     Raises:
@@ -209,7 +209,7 @@ def trainer_callback(
 
     Args:
         out: Folder of runs on this machine; the watch stores its run there.
-        every: Optimiser steps between two looks (measurements).
+        every: Optimiser steps from look (measurement) to look; the first is at step `every`.
         report: Receives the text of the warning, and of an error that ends or prevents the watch.
 
     Raises:

@@ -67,7 +67,7 @@ class Session:
 
         Args:
             out: folder of runs.
-            every: optimiser steps between two looks (measurements).
+            every: optimiser steps from look (measurement) to look; the first is at step `every`.
             framework: a key of `reports.watching.document.PACKAGES`.
             report: receives the text of the warning and of errors.
 
@@ -120,7 +120,7 @@ class Session:
         return self._open and not self.stopped
 
     def due(self, step: int) -> bool:
-        """Return whether a look (measurement) is due at the step with this number."""
+        """Return whether a look (measurement) is due at the step with this number (from 1 on)."""
         return step >= self._next
 
     def guard(self, hook: Callable[P, None]) -> Callable[P, None]:

@@ -39,7 +39,7 @@ class Heads:
     """Statistics of one layer's attention over all valid queries: float32 arrays (H,), by head."""
 
     largest: np.ndarray
-    """Largest |logit| of any query and visible key."""
+    """Largest |logit|, the input of the softmax, of any query and visible key."""
     entropy: np.ndarray
     """Mean entropy of a query's softmax weights, in nats; NaN if there are no valid queries."""
     relative: np.ndarray

@@ -52,7 +52,7 @@ class Range(NamedTuple):
     bad: Float[Array, ""]
     """Fraction of the elements that are NaN or infinite."""
     lost: dict[str, Float[Array, ""]]
-    """Fraction of the nonzero elements that would underflow to 0, by format."""
+    """Fraction of the nonzero elements that would underflow to 0, by format (`FORMATS`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,9 +63,9 @@ def machine(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _hosts(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return a row (host, parts that it measured) for each host of a distributed night.
+    """Return a row (host, names of the parts it measured) for each host of a distributed night.
 
-    The host is given by node name, processor, threads and fingerprint. If workers died, a last row
+    The host is text: node name, processor, threads and fingerprint. If workers died, a last row
     has the number of dead workers of each part. Other runs have no rows.
     """
     parts: dict[str, list[str]] = {}
@@ -84,9 +84,9 @@ def _hosts(manifest: Manifest) -> list[tuple[str, str]]:
 def environment(manifest: Manifest, before: Manifest | None) -> dict[str, Any]:
     """Return each setting of the run's environment beside that of the baseline.
 
-    Each row is (name, baseline's text, this run's text). The first text is "" without a baseline;
-    a setting that a run lacks is "absent". Rows that differ are under "changed", others under
-    "same".
+    Each row is (name, baseline's text, this run's text). A setting that a run lacks is "absent".
+    Rows with different texts are under the key "changed", others under "same". Without a baseline
+    its texts are "", and all rows are under "same".
 
     Args:
         manifest: Manifest of the run.
@@ -230,7 +230,7 @@ def checkpoint(manifest: Manifest) -> dict[str, Any] | None:
 
 
 def bench(benches: Sequence[Run]) -> dict[str, Any] | None:
-    """Return the data of the newest bench with trends over all; None without any bench.
+    """Return the data of the last of `benches`, with trends over all of them; None without any.
 
     `benches` are ordered oldest first.
     """

@@ -16,7 +16,7 @@ FIRST = 1
 
 
 def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
-    """Return for each suspicious source line its file and number, the reason, and an excerpt.
+    """Return file, line number, reason and excerpt of each line named as the cause of a difference.
 
     A line that is already visible in an earlier excerpt gets no excerpt.
     """
@@ -44,8 +44,8 @@ def lines(found: Iterable[Line]) -> list[dict[str, Any]]:
 def shortened(line: dict[str, Any]) -> dict[str, Any]:
     """Return an entry of `lines`' result (one source line) with a shorter excerpt.
 
-    At most `FIRST` lines remain before the line itself, which the excerpt marks with ">", and as
-    many after it. If the excerpt marks none, its first `FIRST` + 1 lines remain.
+    At most `FIRST` lines remain before the line itself, which the excerpt marks with ">", and at
+    most `FIRST` after it. If the excerpt marks no line, its first `FIRST` + 1 lines remain.
     """
     at = next((i for i, row in enumerate(line["text"]) if row["here"]), 0)
     return {**line, "text": line["text"][max(0, at - FIRST) : at + FIRST + 1]}

@@ -279,11 +279,11 @@ def _entry(entry: Mapping[str, Any], compared: bool) -> dict[str, Any]:
 
 
 def _bfloat16(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return a row per stage with the bfloat16 errors of both sides, and a sentence.
+    """Return a row per stage: the errors of both sides in bfloat16 against float64; and a sentence.
 
-    The sentence is about the last of `stages`, which are in order of computation. Rows, at most
-    `ROWS`, are ordered by error of the port / error of the original, the largest first. None if the
-    sides were not run in bfloat16.
+    The sentence is about the last of `stages`, which are in order of computation. The rows of the
+    first `ROWS` stages are ordered by error of the port / error of the original, the largest first.
+    None if the sides were not run in bfloat16.
     """
     if not stages:
         return None

@@ -23,10 +23,10 @@ _SHOWN = (0.05, 0.5, 0.95, 1.0)
 
 
 def poles(run: Run, drilled: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the memory of the EMA's poles in tokens by layer and state, with two charts.
+    """Return quantiles of the memory of the EMA's poles by layer and state, with two charts.
 
-    The memory of a pole q is 1 / (1 - |q|). A state is a storage format, before or after training.
-    None if the poles were not probed.
+    The memory of a pole q is 1 / (1 - |q|) tokens; quantiles are over the poles of a layer. A state
+    is a storage format, before or after training. None if the poles were not probed.
 
     Each layer also has the fraction of stored poles that round to 1 ("collapsed").
 
@@ -172,7 +172,10 @@ def _lines(variants: Sequence[Mapping[str, Any]], key: str) -> list[Line]:
 def _gap_lines(
     variants: Sequence[Mapping[str, Any]], control: Mapping[str, Any] | None
 ) -> list[Line]:
-    """Return a curve per variant: its loss minus that of the control (float32) at each step."""
+    """Return a curve per variant but the control (float32): its training loss minus the control's.
+
+    A curve has the steps at which both have a loss, and is empty without a control.
+    """
     base = {x: _memory(y) for x, y in control["loss"]} if control else {}
     return [
         Line(line.name, line.style, [(x, y - base[x]) for x, y in line.points if x in base])
@@ -191,8 +194,9 @@ def _memory_lines(states: Mapping[str, Mapping[float, float]]) -> list[Line]:
 def _trained_lines(drilled: Mapping[str, Any]) -> list[Line]:
     """Return a curve per variant of the drill: how much training lengthened the poles' memory.
 
-    Each quantile of the memory is a point: x is the quantile, y its change, both in percent.
-    Variants with a remedy are left out.
+    Each quantile of the memory is a point: x is its level in percent, such as 50 for the median, y
+    the change of its value by training, in percent of the value before. Variants with a remedy are
+    left out.
     """
     if not drilled:
         return []

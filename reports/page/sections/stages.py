@@ -21,8 +21,9 @@ def stage_row(
 
     Args:
         name: Name of the stage.
-        free: Relative L2 error of the stage when its inputs were computed by its own side.
-        forced: Relative L2 error of the stage when it is given the right inputs.
+        free: Relative L2 error of the stage, against the original or the oracle, when its inputs
+            were computed by its own side.
+        forced: The same when it is given the right inputs, those of the original or the oracle.
         tolerance: Largest `forced` that passes.
         here: Whether the difference starts at this stage.
         original: Name of the stage on the other side; "" if equal or unknown.

@@ -87,7 +87,7 @@ def _first(rows: list[dict[str, Any]], cases: list[dict[str, Any]]) -> dict[str,
 
     These are the positions of the wrong elements, the source line that computed them, the
     parameters that the first wrong stage uses, since which run the case fails, and the command
-    that explains the case.
+    that explains the case. `rows` and `cases` are those of the result of `starts`.
     """
     case = cases[0] if cases else {"account": None, "commands": []}
     account = case["account"] or {"parameters": [], "where": "", "lines": []}
@@ -117,8 +117,8 @@ def target(decision: Decision) -> str:
 
 
 def _worse(decision: Decision) -> What:
-    """Return WORSE if a value left the range of earlier runs, else DRIFTED: the typical value of a
-    group of gates left its limits."""
+    """Return WORSE if a value rose above its earlier ones, else DRIFTED: the level of a group of
+    gates (geometric mean or largest value) grew beyond its limit."""
     there = {change.what for change in decision.changes}
     return What.WORSE if What.WORSE in there else What.DRIFTED
 

@@ -115,8 +115,8 @@ STATES = {
 def state_of(rows: Iterable[Measurement]) -> str:
     """Return the state of a group of measurements.
 
-    "pass" if there is at least one gate and all hold, "fail" if one failed, "blocked" if one could
-    not be compared, "info" without any gate.
+    "fail" if a gate failed, else "blocked" if a gate could not be compared, else "pass", or "info"
+    without any gate.
     """
     verdicts = {m.verdict for m in rows} - {Verdict.INFO}
     if not verdicts:
@@ -277,7 +277,10 @@ def metric_tables(data: pd.DataFrame, kind: Kind, history: History) -> list[dict
 
 
 def parameter_tables(data: pd.DataFrame) -> list[dict[str, object]]:
-    """Return for each edge one row per parameter with its worst gradient error, worst first."""
+    """Return for each edge one row per parameter: the worst gate (`rank_of`) of its gradient.
+
+    The gate is the worst over all cases. Rows are ordered by it, the worst first.
+    """
     part = gates_of(data[data["kind"] == Kind.GRADIENT])
     tables = []
     for edge in edges_of(part):
@@ -328,9 +331,10 @@ def trajectory_rows(data: pd.DataFrame) -> dict[str, object]:
 
 
 def precision_rows(data: pd.DataFrame) -> list[dict[str, object]]:
-    """Return a row per case and bfloat16 side: errors of its logits and loss against the oracle.
+    """Return a row per case and bfloat16 program (JAX, reference): its errors against the oracle.
 
-    The rows of a case are sorted by the error of the logits, smallest first.
+    The errors of logits and loss are relative L2. The rows of a case are sorted by the error of the
+    logits, smallest first.
     """
     part = data[(data["dtype"] == "bfloat16") & data["edge"].str.endswith(":oracle")]
     values = {m.key: m.value for m in part["measurement"]}
@@ -392,8 +396,8 @@ def _fold(notes: Sequence[str]) -> tuple[str, list[str]]:
     """Split the notes of a table into their common endings and the remainder of each note.
 
     A note consists of parts separated by semicolons. For each part, the words at its end that all
-    notes share are moved to the first result. An ending shorter than `FOLDED` stays in the notes,
-    and so does everything if the notes have different numbers of parts.
+    notes share are moved to the first result. An ending of fewer than `FOLDED` characters stays in
+    the notes, and so does everything if the notes have different numbers of parts.
     """
     parts = [note.split("; ") for note in notes]
     if len(notes) < 2 or len({len(part) for part in parts}) != 1:

@@ -29,10 +29,11 @@ steady."""
 
 
 def trends(data: pd.DataFrame, history: History) -> dict[str, Any] | None:
-    """Return curves over nights of the worst share of tolerance, one for each of up to nine edges.
+    """Return curves over nights of the worst share of tolerance, one for each edge.
 
-    The result also lists the gates that moved most from their median. None without an earlier
-    night, or without a gate.
+    Of more than nine edges, the first nine of `edges_of` have a curve. The result also lists the
+    gates whose share of tolerance moved by the largest factor from its median over the earlier
+    nights. None without an earlier night, or without a gate.
     """
     nights = len(history.runs)
     gates = gates_of(data)

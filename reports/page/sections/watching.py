@@ -90,7 +90,10 @@ def _headline(
 
 
 def _text(text: str, limit: int) -> str:
-    """Return a text as a label, without the back quotes that mark commands in a terminal."""
+    """Return a text as a label of at most `limit` characters, without back quotes.
+
+    In a terminal back quotes mark commands.
+    """
     return label(text.replace("`", ""), limit)
 
 
@@ -98,7 +101,7 @@ def _since(leaf: Mapping[str, Any], steps: Sequence[int]) -> int | None:
     """Return the step since which every look found more than half of a parameter's elements frozen.
 
     A look is a measurement at one of `steps`; looks that did not measure the parameter (`leaf`) are
-    skipped. None if the newest of the other looks found half or less.
+    skipped. None if the newest look that measured it found half or less.
     """
     first = None
     for step, value in zip(steps, leaf["frozen"], strict=True):

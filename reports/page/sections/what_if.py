@@ -30,7 +30,7 @@ _WORDS = {
 
 
 def examine(path: Path, text: Path | None, say: Callable[[str], None]) -> list[Cost]:
-    """Return the error of each matrix product of a training step in each low-precision format.
+    """Return the `Cost` of each matrix product of a training step in each low-precision format.
 
     Args:
         path: A folder, or a weights file with its `config.json` beside it.
@@ -60,7 +60,8 @@ def as_text(costs: Sequence[Cost]) -> str:
     """Return a table as text, and below it the `gemm_backend` rules that follow from the costs.
 
     A row of the table is a kind of matrix and one of its products: forward, or the gradient of the
-    input or of the weight. A cell is the worst error and underflow in one format.
+    input or of the weight. A cell has error and underflow in one format, of the matrix of this kind
+    whose product is the worst (`Cost.graver`).
     """
     groups: dict[tuple[str, str], list[Cost]] = {}
     for cost in costs:
@@ -78,7 +79,7 @@ def as_text(costs: Sequence[Cost]) -> str:
 
 
 def section(run: Run) -> dict[str, Any] | None:
-    """Return the data of the section: heat maps of narrow formats, and a table of all formats.
+    """Return the data of the section: heat maps of the two narrowest formats, and a table of all.
 
     None if the run did not examine products.
     """
