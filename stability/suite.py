@@ -193,10 +193,11 @@ def _remedies(
 def _pinned_dtypes(
     checkpoint: Checkpoint, model: MegalodonForCausalLM, earlier: ProbeResults
 ) -> ProbeAnswer:
-    """Return findings on the differences between the current dtype audits and the pinned rows.
+    """Return findings on the differences between dtype audits of `PROGRAMS` and their pinned rows.
 
-    Compiled programs are not compared, since compiling is slow. Each table that is not compared in
-    full has a note with the reason.
+    The arguments, those of every function in `PROBES`, are not used. Compiled programs are not
+    compared, since compiling is slow. Each table that is not compared in full has a note with the
+    reason.
     """
     findings: list[Finding] = []
     reason = why_unavailable()

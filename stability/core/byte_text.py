@@ -55,8 +55,9 @@ def windows(text: np.ndarray, starts: np.ndarray, length: int) -> jax.Array:
 
 
 def spread_windows(text: np.ndarray, count: int, length: int) -> jax.Array:
-    """Return windows of `length` bytes, evenly spaced over the text: int32 (count, length).
+    """Return `count` windows of a text's bytes, int32 (count, length).
 
-    The array is on JAX's default device.
+    They start at equal distances; the first begins and the last ends with the text. They overlap if
+    the text is short. The array is on JAX's default device.
     """
     return windows(text, np.linspace(0, len(text) - length, count).astype(int), length)

@@ -35,7 +35,7 @@ class CheckpointFiles:
     """Parameters by name; empty if only an optimiser state was saved."""
     states: dict[str, Mapping[str, Any]]
     """Optimiser states in the form of `optimizer.state_dict()`, by place: a dotted key in the
-    weights' file, or the name of a file beside it and the key in that file."""
+    weights' file, or `<file>.<dotted key>` in a file beside it."""
     summary: str
     """One line that lists the parts of the checkpoint used ("taken") and skipped ("left")."""
     ordered: bool = True

@@ -28,7 +28,7 @@ class Capability:
 
     Attributes:
         name: such as "compute capability 9.0", "gfx942", "TPU v5e" or "CPU".
-        source: the vendor's table; for a CPU, a measurement.
+        source: origin of the formats, as text: the vendor's table; for a CPU, a measurement.
         bf16: matrix units support bfloat16.
         tf32: matrix units support float32 rounded to 10 mantissa bits (XF32 on AMD).
         fp8: matrix units support e4m3 and e5m2 as defined by OCP, the formats of this project.
@@ -64,7 +64,7 @@ def cuda(major: int, minor: int) -> Capability:
 
 
 def tpu(generation: int, variant: str = "") -> Capability:
-    """Return the `Capability` of a TPU generation: bfloat16, and from v7 on float8 at double rate.
+    """Return the `Capability` of a TPU generation: bfloat16, and from v7 on float8 too.
 
     `variant`, such as "e" in v5e, appears in the name only; it changes no format.
     """

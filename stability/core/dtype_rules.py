@@ -38,7 +38,7 @@ class Policy:
         as_policy(self.rules, DTYPES, f"policy {self.name}")
 
     def dtype(self, name: str) -> np.dtype:
-        """Return the storage dtype of a parameter.
+        """Return the storage dtype of a parameter, an `np.dtype`.
 
         Raises:
             ValueError: no rule matches. There is no default: a forgotten parameter must not be

@@ -68,7 +68,7 @@ class Format:
         return np.where(np.isfinite(x), np.clip(x, -self.max, self.max), x)
 
     def encode(self, x: np.ndarray | np.floating) -> np.ndarray:
-        """Return float32 values in this format's dtype, rounded to nearest even and saturated."""
+        """Return float32 values, clamped as by `clamp`, rounded to nearest even to this format."""
         return self.clamp(x).astype(self.dtype)
 
     def round(self, x: np.ndarray | np.floating) -> np.ndarray:

@@ -42,7 +42,8 @@ class Leaf:
     dtype: str
     """Name of the stored dtype."""
     load: Callable[[], np.ndarray]
-    """Function that reads the values, in the stored dtype or widened exactly to float32."""
+    """Function that reads the values in the stored dtype. Those in formats that NumPy lacks, such
+    as bfloat16, may be widened to float32, which is exact."""
 
     @property
     def size(self) -> int:

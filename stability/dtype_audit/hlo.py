@@ -60,7 +60,7 @@ class Instruction:
 
 
 def rows_of_hlo(text: str) -> tuple[Row, ...]:
-    """Return the audit table of a compiled program.
+    """Return the dtype audit (`Row`s) of a compiled program.
 
     Counts are numbers of instructions in the text, not of executions.
 

@@ -49,7 +49,7 @@ class Site:
 
 
 def rows_of_jaxpr(closed: ClosedJaxpr) -> tuple[Row, ...]:
-    """Return a table of the dtypes in a closed jaxpr, such as `jax.make_jaxpr` returns."""
+    """Return the dtype audit (`Row`s) of a closed jaxpr, such as `jax.make_jaxpr` returns."""
     return aggregated(row for site in walk(closed.jaxpr) if (row := _row(site)) is not None)
 
 

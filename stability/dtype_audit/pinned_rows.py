@@ -108,7 +108,7 @@ def write_pinned(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> None:
 
 
 def changes_since(name: str, rows: Iterable[Row], folder: Path = FOLDER) -> tuple[RowChange, ...]:
-    """Return the differences of `rows` from the committed table `name`.
+    """Return the `RowChange`s from the committed table `name` to `rows`.
 
     Raises:
         ValueError: see `read_pinned`.

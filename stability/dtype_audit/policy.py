@@ -118,7 +118,7 @@ def broken_by(rule: Rule, table: tuple[Row, ...]) -> list[Row]:
 
     Rows in the rule's scope violate it, by its kind, if
 
-    - "forbidden": one of the row's dtypes is among the rule's;
+    - "forbidden": a dtype of an input, the result or `accum` is among the rule's;
     - "wide": an input or the result is a float of fewer than 32 bits;
     - "accumulator": the result is a float of fewer than 32 bits;
     - "promotion": the row is an implicit conversion of an operand;

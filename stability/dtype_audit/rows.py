@@ -28,6 +28,8 @@ class Row:
     """Row of the dtype audit: operations of one name, view, module and phase with equal dtypes.
 
     The view is the form of the program: its jaxpr, its compiled HLO, or calls dispatched by torch.
+    The phase is `forward` in a program without a gradient; in one with a gradient it is `jvp` for
+    the forward part and `backward`.
     """
 
     view: View

@@ -25,7 +25,7 @@ _SAME = {"lm_head": ROOT, "": ROOT}
 
 
 def audit_torch(config: MegalodonConfig, mode: Mode) -> tuple[Row, ...]:
-    """Return the audit table of megalodon-hf in a configuration, shrunk to small sizes.
+    """Return the dtype audit (`Row`s) of megalodon-hf in a configuration, shrunk to small sizes.
 
     Args:
         config: see `programs.audit_config`.
@@ -40,7 +40,7 @@ def audit_torch(config: MegalodonConfig, mode: Mode) -> tuple[Row, ...]:
 
 
 def rows_of_dispatch(calls: Iterable[Dispatched]) -> tuple[Row, ...]:
-    """Return the audit table of operations dispatched by torch."""
+    """Return the dtype audit (`Row`s) of operations dispatched by torch."""
     return aggregated(row for call in calls if (row := _row(call)) is not None)
 
 

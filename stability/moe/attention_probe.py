@@ -116,7 +116,7 @@ def qk_clip(attention: Attention, factors: Float[np.ndarray, " H"]) -> Attention
 def clip_findings(
     name: str, attention: Attention, x: Float[Array, "B L D"], tau: float, clip: Clip = qk_clip
 ) -> list[Finding]:
-    """Return a finding on whether each head's largest logit S is min(S, tau) after clipping.
+    """Return a finding on whether clipping turns each head's largest logit S into min(S, tau).
 
     Args:
         name: name of the layer.
@@ -186,7 +186,9 @@ def _product(name: str, down: Array, norm: Array, up: Array) -> list[Finding]:
 
 
 def absorbed_finding(name: str, attention: Attention, x: Float[Array, "B L D"]) -> Finding:
-    """Return a finding on the difference between absorbed (for decoding) and expanded attention.
+    """Return a finding on absorbed attention (for decoding): its error against expanded attention.
+
+    The error is the relative L2 error of the outputs.
 
     Args:
         name: name of the layer.

@@ -71,7 +71,7 @@ def examine(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Examination:
-    """Run all probes on one batch of the held-out text of `byte_text`; return their findings.
+    """Run all probes on one batch of the held-out text of `byte_text`; return an `Examination`.
 
     Args:
         size: "small", "medium", "large" or "xl": a model with random weights. Ignored if `folder`

@@ -55,8 +55,9 @@ class Trained:
         options: options of the training.
         model: the final parameters.
         losses: (index, loss in nats per byte, the router's z-loss) of every computed micro-batch,
-            in order, including micro-batches that the guard skipped. The index counts entries:
-            batches that a rollback passes over are not computed and have no entry.
+            in order, including micro-batches that the guard skipped or a rollback undid, and those
+            before a restart. The index counts entries: batches that a rollback passes over are not
+            computed and have no entry.
         held_out: final loss on held-out text without dropout, in nats per byte; NaN before the end.
         events: decisions of the guard in this process; those before a restart are not included.
     """
@@ -84,7 +85,7 @@ def fit(
     say: Say = lambda line: None,
     start: MLAMoEForCausalLM | None = None,
 ) -> Trained:
-    """Train for `options.steps` updates; an unfinished run in the folder is continued.
+    """Train for `options.steps` updates, or finish the run in the folder; return it as `Trained`.
 
     Args:
         options: options of the run.
@@ -168,7 +169,7 @@ def emergency(
 
     The optimiser's moments start from 0, since the stored moments come from unstable gradients. The
     schedule restarts too, from a learning rate of 0. The folder of the original run is not changed,
-    except that by default the folder of the new run is created in it.
+    except that by default the folder of the new run is created in it. Return the new run.
 
     Args:
         folder: folder of the unstable run.

@@ -46,7 +46,9 @@ def positions_of(x: Float[Array, "B L D"]) -> Int[Array, "B L"]:
 
 @eqx.filter_jit
 def largest_scores(attention: Attention, x: Float[Array, "B L D"]) -> Float[Array, " H"]:
-    """Return each head's largest attention logit over all visible keys, (H,), at least float32.
+    """Return each head's largest attention logit, (H,), at least float32.
+
+    The maximum is over all rows, queries, and keys that the query sees.
 
     Args:
         attention: attention of a layer.

@@ -73,8 +73,9 @@ class Options:
         dropout: dropout rate in training; evaluation has none.
         storage: "float32", "bfloat16" or "float8", to which the forward pass rounds parameters. It
             is emulated: the optimiser keeps float32 parameters, and products are float32.
-        fp8_mla_params: whether to store MLA's parameters in float8 too, which is risky.
-        activation_limit: magnitude to which hidden states are clipped; None: no clipping.
+        fp8_mla_params: whether storage "float8" includes MLA's parameters, which is risky.
+        activation_limit: magnitude to which elements of hidden states are clipped after each block;
+            None: no clipping.
         guarded: whether to skip spikes, roll back and cut the rate, as in `stability.recovery`.
         save_every: updates between checkpoints.
         keep: number of latest checkpoints to keep; an emergency run can resume from any of them.

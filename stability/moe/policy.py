@@ -40,7 +40,7 @@ def policy_findings(model: MLAMoEForCausalLM, policy: Policy) -> list[Finding]:
     """Return a finding on the storage error of every leaf that the policy stores in e4m3.
 
     The storage error is the relative L2 error. The error without a scale decides the severity; the
-    message also has the error with a power-of-two scale.
+    message also has the error with one power-of-two scale for the whole leaf.
     """
     findings = []
     for name, leaf in named_leaves(model).items():

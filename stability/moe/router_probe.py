@@ -91,7 +91,7 @@ def router_findings(observed: Observed) -> list[Finding]:
 
 
 def logit_findings(name: str, logits: Float[Array, "T E"]) -> list[Finding]:
-    """Return findings on the largest router logit, the dtype of the logits, and the z-loss."""
+    """Return findings on the largest |router logit|, the dtype of the logits, and the z-loss."""
     largest = float(jnp.max(jnp.abs(logits)))
     error, z = weight_error(largest, BF16.name), float(z_loss(logits))
     experts = logits.shape[-1]
@@ -147,11 +147,13 @@ def load_findings(name: str, routing: Routing) -> list[Finding]:
 def choice_findings(
     name: str, logits: Float[Array, "T E"], router: Router, x: Float[Array, "B L D"]
 ) -> list[Finding]:
-    """Return findings on the choice of experts: differences from float32, near and exact ties.
+    """Return findings on the choice of experts: changes against float32, near and exact ties.
+
+    Each value is a fraction of the tokens. A near tie has a margin below the spacing of bfloat16.
 
     Args:
         name: name of the router.
-        logits: logits that the model computed, compared with those of a float32 router.
+        logits: logits that the model computed; a float32 router makes the choice to compare with.
         router: the router of the layer.
         x: input of the router.
     """
@@ -185,7 +187,7 @@ def choice_findings(
 
 
 def signal_findings(name: str, routing: Routing) -> list[Finding]:
-    """Return findings on the sum of a token's expert weights and on the mean tokens per expert.
+    """Return findings on two means: sum of a token's expert weights, and tokens per expert.
 
     With a small sum the experts contribute little to a token; with few tokens an expert gets few
     gradients.
@@ -207,10 +209,12 @@ def signal_findings(name: str, routing: Routing) -> list[Finding]:
 def bias_finding(name: str, dtype: DTypeLike, rate: float = BIAS_RATE) -> Finding:
     """Return a finding on the value that a selection bias reaches after `BIAS_STEPS` increases.
 
+    The bias begins at 0; the value is divided by the exact one.
+
     Args:
         name: name of the router.
         dtype: dtype of the bias.
-        rate: size of an update.
+        rate: size of an increase.
     """
     start = jnp.zeros(2, dtype)
     load = jnp.asarray([0, 2], jnp.int32)

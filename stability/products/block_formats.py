@@ -98,7 +98,8 @@ def deepseek(
 ) -> Blocks:
     """Quantise as DeepSeek-V3, with a float32 scale per block of `rows` x 128 elements.
 
-    The scale is max(amax, 1e-4) / fmt.max, rounded up to a power of two if `power_of_two`.
+    The scale is max(amax, 1e-4) / fmt.max, rounded up to a power of two if `power_of_two`. The
+    result has values (..., n, 128) and scales (..., n), equal for all rows of a block.
     """
     parts = blocks(x, 128)
     amax = np.max(np.abs(parts), axis=-1)

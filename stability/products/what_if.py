@@ -78,7 +78,7 @@ class Cost:
     underflow: float
     """Fraction of the operand's elements that underflow to 0."""
     clipped: float
-    """Fraction of the operand's elements beyond the largest number of their block."""
+    """Fraction of the operand's elements beyond the largest number that their scale allows."""
     mse: float
     """Mean squared error of the operand relative to its mean square."""
     error: float
@@ -104,7 +104,8 @@ class Cost:
 def captured(model: MegalodonForCausalLM, ids: Any) -> dict[str, Products]:
     """Run one training step and return the operands of every linear map but the head, by name.
 
-    At most `TOKENS` tokens are kept, evenly spaced. The step uses the model's own configuration.
+    At most `TOKENS` of the B L tokens are kept, evenly spaced. The step uses the model's own
+    configuration.
 
     Args:
         model: the model.
@@ -136,8 +137,8 @@ def costs(products: Mapping[str, Products], formats: Sequence[str] | None = None
 def advice(all_costs: Sequence[Cost]) -> dict[tuple[str, Direction], str]:
     """Return, by (linear map, direction), the narrowest format of `LADDER` that suffices.
 
-    A format suffices if error and underflow are within its `FORMAT_BOUNDS`. If neither of the two
-    narrower formats suffices, the advice is bfloat16.
+    A format suffices if error and underflow are within its `FORMAT_BOUNDS`. If neither nvfp4 nor
+    mxfp8 suffices, the advice is bfloat16.
     """
     by_product: dict[tuple[str, Direction], dict[str, Cost]] = {}
     for cost in all_costs:

@@ -119,7 +119,7 @@ class GuardState(NamedTuple):
     skips: Int32[Array, ""]
     """Number of consecutive skipped steps up to now."""
     total_skips: Int32[Array, ""]
-    """Number of all skipped steps."""
+    """Number of all skipped steps; a rollback restores that of the checkpoint."""
     rate: Float[Array, ""]
     """Factor on every update; 1 until `rollback` cuts the learning rate."""
     report: StepReport

@@ -189,6 +189,9 @@ def guarded_run(
         log: called with each event.
         store: storage of the checkpoints, instead of `folder`; None: `CheckpointFolder(folder)`.
 
+    Returns:
+        The `Run`: final model and state, step, number of the next batch, and this call's events.
+
     Raises:
         RecoveryFailedError: no checkpoint is readable, or `max_cuts` cuts did not help.
         ValueError: `state` is not a `GuardState`.

@@ -43,7 +43,8 @@ def findings(model: MegalodonForCausalLM, ids: np.ndarray) -> list[Finding]:
     """Return two findings with the largest change of a log-probability, in nats.
 
     The first compares a batch with each of its rows alone, the second whole texts with the same
-    texts token by token. Tokens with a probability below 0.001 are left out.
+    texts token by token. The change is the largest over all positions and all tokens of the
+    vocabulary, except tokens that both computations give a probability below 0.001.
 
     A change is an ERROR if it cannot be measured, such as NaN, or is beyond the limit: 2 times the
     model's largest error of a log-probability against float64, times the multiple of the noise

@@ -176,7 +176,7 @@ class Answer:
     before: str = ""
     """Name of the value computed just before the first of `names`; "" if there is none."""
     after_equal: bool = False
-    """Whether both runs have the step before `step`; its values are then equal."""
+    """Whether both runs have step `step - 1`; its values are then equal."""
     alone: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     """Steps that only the first run has, and steps that only the second has."""
     unnamed: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ def _some(names: tuple[Any, ...], most: int = 5) -> str:
 
 
 def compare_logs(first: Log, second: Log) -> Answer:
-    """Compare two runs: find the earliest step with a difference and the values that differ in it.
+    """Return an `Answer`: the earliest step in which two runs differ, and the values that differ.
 
     Only steps and names that both runs have are compared.
     """

@@ -176,9 +176,9 @@ def digest_steps(
 
     Left out are forward passes without gradients (`torch.no_grad`), parts of the model that are
     called outside its forward pass, buffers, the optimiser's state, and tensors whose numbers
-    cannot be read: nested, quantised, on the meta device, or inside `torch.func`; a warning names
-    each of these once. Tensors are searched in lists, tuples, mappings and dataclasses. Errors of
-    the file are raised inside the training.
+    cannot be read: nested, quantised, on the meta device, or inside `torch.func`. A warning names
+    each such tensor once. Tensors are searched in lists, tuples, mappings and dataclasses. Errors
+    of the file are raised inside the training.
 
     Args:
         model: the model that trains.

@@ -83,7 +83,7 @@ def merge_findings(
     Raises:
         FileNotFoundError: there are no adapters, or no base model.
         ValueError: the adapters are not plain LoRA, or belong to another model. The message then
-            lists every adapter whose weight is missing or has another shape.
+            counts the adapters whose weight is missing or has another shape, and names the first.
     """
     adapters = read_adapters(folder)
     weights = _weights(adapters, leaves_of(base))
@@ -92,7 +92,9 @@ def merge_findings(
 
 
 def summary_of(found: Sequence[Finding]) -> list[str]:
-    """Return a list with one line on the worst effect of merging; empty without findings.
+    """Return a list with one line on the effect of merging; empty without findings.
+
+    The line has the largest unchanged fraction and the smallest fidelity of all weights.
 
     The line is returned even if no finding is a warning.
 

@@ -86,7 +86,7 @@ def report(
     say: Callable[[str], None] = lambda line: None,
     step: Callable[[int, int], None] = lambda done, planned: None,
 ) -> Diagnosis:
-    """Find what storing parameters in `fmt` does to a training run, and which remedies help.
+    """Return a `Diagnosis`: what storing parameters in `fmt` does to training, and what helps.
 
     Args:
         source: the parameters: anything that `parameter_leaves.leaves_of` accepts (a pytree, a
@@ -363,7 +363,7 @@ def _expected_leaves(
 
 
 def ranked(findings: Sequence[Finding], sizes: Mapping[str, int]) -> list[Finding]:
-    """Sort findings by severity, worst first, then by the number of elements concerned.
+    """Sort findings by severity, worst first, then by the elements concerned, most first.
 
     Within one severity, findings on rows without a gradient come last: training does not use such
     rows.

@@ -50,7 +50,7 @@ class Diagnosis:
     """Problems of a checkpoint, worst first, and the effect of each remedy."""
 
     findings: list[Finding]
-    """Findings, sorted by severity, worst first, then by the number of elements concerned."""
+    """Findings, sorted by severity, worst first, then by the elements concerned, most first."""
     trials: dict[str, list[Trial]]
     """Trials of remedies, best first, by kind of leaf (its path with * for layer numbers)."""
     representatives: dict[str, str]

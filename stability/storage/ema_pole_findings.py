@@ -43,8 +43,9 @@ def findings(source: Any, fmt: Format = BF16, lengths: tuple[int, ...] = LENGTHS
     Args:
         source: pytree, state dict or checkpoint.
         fmt: the storage format to report on.
-        lengths: sequence lengths in tokens, ascending. Phase error and `float32_error` at the last
-            length are compared with limits; at the other lengths `float32_error` is a note.
+        lengths: sequence lengths in tokens, ascending. `float32_error` at the last length and the
+            phase error after a pole's memory, at most the last length, are compared with limits; at
+            the other lengths `float32_error` is a note.
 
     Raises:
         ValueError: see `find_poles`.

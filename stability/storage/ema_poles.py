@@ -137,7 +137,7 @@ def _poles(layer: str, tensors: Mapping[str, np.ndarray]) -> Poles:
 
 
 def collapsed(poles: Poles, fmt: Format = BF16) -> float:
-    """Return the fraction of poles whose |q| becomes 1 when stored in `fmt`: they never forget."""
+    """Return the fraction of poles that never forget: |q|, itself stored in `fmt`, becomes 1."""
     return float(np.mean(np.isinf(poles.memory_stored(fmt))))
 
 

@@ -21,7 +21,7 @@ REMEDY = (
 
 
 def findings(source: Any) -> list[Finding]:
-    """Return one finding on the fraction of embedding rows that are zero; it lists their tokens.
+    """Return one finding on the fraction of embedding rows that are zero; it names some of them.
 
     Args:
         source: pytree, state dict or checkpoint.

@@ -193,14 +193,17 @@ def watch_torch(
         f"{finding.subject}: {finding.message}"
     ),
 ) -> TorchWatch:
-    """Watch a torch optimiser; report each parameter once more than half of its sample is frozen.
+    """Watch a torch optimiser; report each parameter as soon as more than half of it is frozen.
+
+    The fraction is that of `frozen`. Return the attached watch.
 
     Args:
         optimizer: a `torch.optim.Optimizer` (anything with `register_step_post_hook`).
         named_parameters: `model.named_parameters()`.
         patience: an element counts as frozen after this many steps with a nonzero gradient since it
             last changed; at least 1.
-        report: called with the warning whenever a parameter freezes; by default it is printed.
+        report: called with the warning when a parameter freezes, again if it freezes again after a
+            change; by default it is printed.
 
     Raises:
         ValueError: the optimiser has no `register_step_post_hook`, there are no parameters, or

@@ -37,9 +37,11 @@ RUN_LENGTH = 100_000
 def audit_state(
     state: Any, beta2: float = 0.999, steps: int = RUN_LENGTH, *, beta1: float = 0.9
 ) -> list[Finding]:
-    """Return one finding per moment and step counter of a state.
+    """Return one finding per moment and step counter of a state: does its dtype suffice?
 
-    The finding's subject is the path of the moment or counter in the state.
+    A moment must decay, with gradients of 0, as in exact arithmetic, up to a factor of 2; a counter
+    must be able to reach `steps`. The finding's subject is the path of the moment or counter in the
+    state.
 
     Args:
         state: an optax state or torch's `optimizer.state_dict()`, in any nesting.

@@ -60,7 +60,7 @@ def match(
     """Assign the slots of all groups to parameters; return None if no assignment fits.
 
     Args:
-        groups: groups of all optimisers; a parameter is in at most one.
+        groups: the slots of each parameter group, of all optimisers; a parameter has at most one.
         leaves: parameters that may have been trained.
         ordered: whether the leaves are in the module's order. Otherwise only shapes are compared.
         decays: weight decay of each group, used only if there are two groups and the assignment is

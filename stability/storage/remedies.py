@@ -230,7 +230,7 @@ def ranks(trials: Sequence[Trial]) -> list[int]:
 
 
 def rank(trials: Sequence[Trial]) -> list[Trial]:
-    """Return trials sorted: working remedies first, by memory; then the others, by `Trial.miss`."""
+    """Return trials sorted: those that work, least memory first; then others, by `Trial.miss`."""
 
     def key(t: Trial) -> tuple[bool, float, float, float]:
         return (not t.works, t.bytes, t.lost_at_start, t.miss) if t.works else (True, t.miss, 0, 0)

@@ -278,7 +278,7 @@ def run(
     fill: bool = False,
     burn_in: int = BURN_IN,
 ) -> dict[str, Simulated]:
-    """Train a sample of every leaf on synthetic gradients; return values and displacements by name.
+    """Train a sample of every leaf on synthetic gradients; return a `Simulated` by leaf name.
 
     Args:
         values: leaves by name, any shape. The name seeds sample, gradients and roundings. A `Leaf`

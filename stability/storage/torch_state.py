@@ -154,7 +154,8 @@ class TorchState:
         s (the fraction that keeps its sign), the squared first moment is then on average
         (s^2 + (1 - s^2) n) times the second moment, with
         n = (1 - beta1) (1 + beta1^t) / ((1 + beta1) (1 - beta1^t)). After one step n is 1, so the
-        signal cannot be determined and the default of `simulate.Gradients` is assumed.
+        signal cannot be determined and the default of `simulate.Gradients` is assumed. A row's size
+        is the mean over its elements of the root of the second moment.
         """
         kept = self.moments.get(name, {})
         if not {"exp_avg", "exp_avg_sq"} <= set(kept):
@@ -433,8 +434,9 @@ def exchanged(
 ) -> list[str]:
     """Return pairs of parameters whose moments fit measured gradients better when exchanged.
 
-    They fit better by more than the factor `EXCHANGED`. Only parameters of equal shape are
-    compared. A pair is the text "NAME and NAME".
+    Compared are root mean squares of gradients, measured and derived from the moments; they must
+    fit better by more than the factor `EXCHANGED`. Parameters of a pair have
+    equal shapes. A pair is the text "NAME and NAME".
 
     Args:
         state: a state with identified parameters.

@@ -159,8 +159,8 @@ class SGD(Optimiser):
     def step(self, shape: tuple[int, ...], decay: bool, rms: float = GRADIENT_RMS) -> Step:
         """Return a normally distributed step.
 
-        Its standard deviation is lr times the root mean square of the momentum, if the gradients of
-        different steps are independent.
+        Its standard deviation is lr times the root mean square of the momentum buffer, if the
+        gradients of different steps are independent.
         """
         velocity = rms / math.sqrt(1 - self.momentum**2)
         return Step(self.lr * velocity, True, 0.0)

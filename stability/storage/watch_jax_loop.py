@@ -77,7 +77,7 @@ class JaxLooks:
             after: parameters after the step.
 
         Returns:
-            (3, elements), float32 or float64: before, updates, after.
+            (3, sampled elements of all leaves), float32 or float64: before, updates, after.
         """
         trees = [_arrays(tree) for tree in (before, updates, after)]
         rows: list[list[Any]] = [[], [], []]

@@ -181,7 +181,7 @@ def _wait(parameter: Any) -> float:
 
 
 def _why_not(parameter: Any, groups: dict[Any, Any]) -> str:
-    """Return why a parameter cannot be watched, or an empty string."""
+    """Return why a parameter cannot be watched, or ""; `groups` has the trained ones as keys."""
     if hasattr(parameter, "to_local"):
         return "sharded: this process holds only a part of it"
     if str(parameter.layout) != _STRIDED or parameter.device.type == "meta":

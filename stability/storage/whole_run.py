@@ -128,7 +128,7 @@ class RunRemedy:
     bytes: float
     """Bytes per parameter, including the optimiser's moments."""
     low: float
-    """Lower end of the range of `returns`, over `POWERS` and the sampled elements."""
+    """Lower end of the range of `returns`, over `POWERS` and two standard errors of sampling."""
     high: float
     """Upper end of the range of `returns`."""
     rank: int = 1
@@ -159,8 +159,8 @@ class WholeRun:
     families: tuple[Family, ...]
     """Families sorted by cost, largest first."""
     remedies: tuple[RunRemedy, ...]
-    """Remedies that work, sorted by memory, then the others, sorted by `returns`. Empty if storage
-    costs nothing."""
+    """Remedies that work, least memory first, then the others, largest `returns` first. Empty if
+    storage costs nothing."""
     basis: str
     """Assumptions on gradients and learning rates, as text."""
     lost: tuple[str, ...] = ()
@@ -301,7 +301,10 @@ class _Estimate:
 
 
 def _remedies(whole: _Estimate, parts: Sequence[_Estimate]) -> tuple[RunRemedy, ...]:
-    """Return the remedies with ranges and ranks, in the order of `WholeRun.remedies`."""
+    """Return the remedies with ranges and ranks, in the order of `WholeRun.remedies`.
+
+    Each estimate in `parts` omits another part of the sampled elements.
+    """
     returns = whole.returns()
     if returns is None:
         return ()
@@ -447,7 +450,7 @@ class _Model:
     def scheduled(
         self, wrapper: str, schedule: Schedule
     ) -> tuple[dict[str, Missing], tuple[str, ...]]:
-        """Return the lost displacement by leaf over a schedule, and a line of text (in a tuple).
+        """Return the lost displacement by leaf over a schedule, and a tuple with one line of text.
 
         The line says when, as fractions of the run, each family loses more than half of its
         displacement.
