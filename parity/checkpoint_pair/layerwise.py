@@ -84,8 +84,8 @@ class LayerwiseResult:
     """Comparison of the stored parameters of the two checkpoints, one row per parameter."""
     measurements: list[Measurement] = field(default_factory=list)
     """Errors of intermediates in the forced run, with tolerances."""
-    losses: tuple[float, float] = (math.nan, math.nan)
-    """Mean negative log-likelihood in nats in the free run: of JAX, and of the reference."""
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """Mean negative log-likelihoods in nats in the free run, by side (`LogitsApart.losses`)."""
 
 
 @dataclass(frozen=True, slots=True)

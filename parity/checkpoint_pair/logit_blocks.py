@@ -102,14 +102,16 @@ class LogitsApart:
             "top1_agreement": float(np.mean(free.best == theirs.best)),
             "nll_difference": free.nll() - theirs.nll(),
         }
-        at, note = edge(MegalodonEdge.JAX32_REFERENCE32), "free-running"
+        name = MegalodonEdge.JAX32_REFERENCE32 if self.live else MegalodonEdge.JAX32_ORACLE
+        at, note = edge(name), "free-running"
         info = (at.fact("logits", m, v, note) for m, v in facts.items())
         return [*rows, *info]
 
-    def losses(self) -> tuple[float, float]:
-        """Return the mean negative log-likelihood in nats, first of JAX from its own hidden states
-        (`free`), then of megalodon-hf (`theirs`), or of the oracle if megalodon-hf does not run."""
-        return self._readers["free"].nll(), self._readers["theirs"].nll()
+    def losses(self) -> dict[str, float]:
+        """Return the mean negative log-likelihoods in nats: `jax`, from its own hidden states
+        (`free`), and `reference`, of megalodon-hf, or `oracle` if megalodon-hf does not run."""
+        other = "reference" if self.live else "oracle"
+        return {"jax": self._readers["free"].nll(), other: self._readers["theirs"].nll()}
 
 
 class Reader:

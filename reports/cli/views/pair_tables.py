@@ -44,7 +44,7 @@ def as_document(result: Result) -> dict[str, Any]:
             "rows": [asdict(row) for row in result.weights],
         },
         "layers": [asdict(step) for step in layers.steps] if layers else [],
-        "losses": dict(zip(("jax", "reference"), layers.losses, strict=True)) if layers else {},
+        "losses": dict(layers.losses) if layers else {},
         "measurements": [asdict(m) for m in result.measurements],
     }
     return for_json(document)
