@@ -335,8 +335,8 @@ def _not_called(module: torch.nn.Module, called: set[str]) -> Iterator[DeployedL
 class _DeployedSide:
     """The deployed module, run unmodified; its parameters are reported decoded to float32.
 
-    Low-bit kernels do not compute in float64, so this side can only run unmodified. The trained
-    program with the same weights is the truth that it is compared with.
+    Low-bit kernels do not compute in float64, so this side can only run unmodified. It is compared
+    with the trained program, which gets the same decoded parameters.
     """
 
     kind = "torch"

@@ -109,7 +109,8 @@ def _mixed(
     key: jax.Array | None,
     heads: tuple[int, ...],
 ) -> Float[Array, "N Q e"]:
-    """Compute `_attend` for q, k, v in `config.compute_dtype`, batch and heads merged into axis N.
+    """Compute `_attend` for q, k and v that are already in `config.compute_dtype`, with batch and
+    heads merged into axis N.
 
     `heads` is the shape (*B, H) of the axes that were merged; the result is (N, Q, e).
     """

@@ -94,7 +94,10 @@ def filtered(
 
 
 def last_document(positions: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
-    """Return which tokens are in the same document as the last token of their row."""
+    """Return which tokens are in the same document as the last token of their row.
+
+    `positions` are the tokens' positions in their documents, from 0.
+    """
     L = positions.shape[1]
     return positions[:, -1:] >= jnp.arange(L - 1, -1, -1, dtype=jnp.int32)
 

@@ -81,9 +81,9 @@ class Pace:
     def estimate(self, ages: Mapping[str, float], workers: int) -> float | None:
         """Return the estimated seconds until the sweep ends.
 
-        An item is assumed to take its expected seconds times the pace or, if its expected seconds
-        are unknown, the median time of the finished items. The result is None if the expected
-        seconds of an item are unknown and no item has finished.
+        An item is assumed to take its expected seconds times the pace (`ratio`) or, if its expected
+        seconds are unknown, the median time of the finished items. The result is None if the
+        expected seconds of an item are unknown and no item has finished.
 
         Args:
             ages: seconds since the start of each running item, by name.

@@ -309,8 +309,8 @@ class OnnxSide:
     def _named(
         self, inputs: Sequence[Any], keywords: Mapping[str, Any]
     ) -> dict[str, tuple[str, np.ndarray]]:
-        """Return the name in the model and the array of each input, by position (as text) or
-        keyword of the call."""
+        """Return the inputs of the call: for each, by its position (as text) or its keyword, the
+        name of the model's input that it becomes, and its array."""
         stored = {each.name for each in self.model.graph.initializer}
         wanted = [each for each in self.model.graph.input if each.name not in stored]
         names = [each.name for each in wanted]

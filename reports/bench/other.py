@@ -67,7 +67,7 @@ def _interpreter(place: Path) -> tuple[str, str]:
     python = place / "bin" / "python" if place.is_dir() else place
     if not python.is_file():
         raise WorkerError(
-            f"expected {place} to be a folder that contains megalodon_jax, a virtual "
+            f"expected {place} to be one of three: a folder that contains megalodon_jax, a virtual "
             "environment, or the Python of one; "
             f"{INSTALL} makes such a folder"
         )

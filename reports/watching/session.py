@@ -69,10 +69,12 @@ class Session:
             out: folder of runs.
             every: optimiser steps from look (measurement) to look; the first is at step `every`.
             framework: a key of `reports.watching.document.PACKAGES`.
-            report: receives the text of the warning and of errors.
+            report: receives the text of a warning about the training (parameters that no longer
+                move) and of errors of the watch itself.
 
         Raises:
-            ValueError: `every` is not a positive integer, or `out` is on shared storage.
+            ValueError: `every` is not a positive integer, or `out` is a URL such as `s3://...` or
+                a folder prepared as shared storage.
             StoreError: `out` cannot be written.
         """
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:

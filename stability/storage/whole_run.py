@@ -75,7 +75,7 @@ LONG = 2000
 
 
 class Missing(NamedTuple):
-    """Lost part of a leaf's displacement under one kind of storage, by cause."""
+    """Fractions of a leaf's intended displacement that one kind of storage loses, by cause."""
 
     rounded: float
     """Fraction of the requested updates (those that the optimiser returns) that rounding the

@@ -58,7 +58,7 @@ class Layout:
         """
         if x.shape != self.source:
             raise ValueError(
-                f"a layout of {self.source} got an array of shape {x.shape}; "
+                f"a layout of arrays of shape {self.source} got an array of shape {x.shape}; "
                 f"find the layout of this array with `find_layout`"
             )
         return x.reshape(self.before).transpose(self.axes).reshape(self.target)

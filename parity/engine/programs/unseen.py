@@ -274,7 +274,8 @@ def search(
     original: str = "the original",
     beside: Sequence[Operation] = (),
 ) -> Search:
-    """Search for the numbers of a program among those of another.
+    """Search for each number (element of a result) of a program among those of another; return
+    which operations have results with numbers that the other program lacks.
 
     Args:
         operations: by index, in order of execution; the last one is known to be wrong.
