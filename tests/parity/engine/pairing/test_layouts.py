@@ -180,7 +180,9 @@ def test_nothing_takes_a_shape_to_one_of_another_size():
 
 
 def test_errors_name_what_came():
-    with pytest.raises(ValueError, match=r"layout of \(4, 4\) got an array of shape \(4, 5\)"):
+    with pytest.raises(
+        ValueError, match=r"layout of arrays of shape \(4, 4\) got an array of shape \(4, 5\)"
+    ):
         identity((4, 4))(np.zeros((4, 5)))
     with pytest.raises(ValueError, match="three shapes with equally many elements"):
         Layout((4, 4), (2, 8), (0, 0), (4, 4))
