@@ -10,6 +10,7 @@ folders. Source: docs/guide.md "LoRA".
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -64,12 +65,14 @@ def add_lora(
 
     Raises:
         ValueError: a pattern matches no map or only the head, a map already has an adapter or has a
-            low-precision GEMM backend, `rank` is not a positive integer, or `dropout` is outside
-            [0, 1).
+            low-precision GEMM backend, `rank` is not a positive integer, `alpha` is not finite and
+            above 0, or `dropout` is outside [0, 1).
     """
     dtype = None if dtype is None else checked_dtype("dtype", dtype, "add_lora")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"add_lora: dropout={dropout!r} must be in [0, 1).")
+    if not 0.0 < alpha < math.inf:
+        raise ValueError(f"add_lora: alpha={alpha!r} must be a finite number above 0.")
     if isinstance(targets, str):
         raise ValueError(
             f"add_lora: targets={targets!r} must be a sequence of patterns; write ({targets!r},)."

@@ -155,7 +155,7 @@ class TorchState:
         (s^2 + (1 - s^2) n) times the second moment, with
         n = (1 - beta1) (1 + beta1^t) / ((1 + beta1) (1 - beta1^t)). After one step n is 1, so the
         signal cannot be determined and the default of `simulate.Gradients` is assumed. A row's size
-        is the mean over its elements of the root of the second moment.
+        is the root of the mean of the second moment over its elements.
         """
         kept = self.moments.get(name, {})
         if not {"exp_avg", "exp_avg_sq"} <= set(kept):
@@ -173,7 +173,7 @@ class TorchState:
         signal = np.full_like(share := np.mean(share, axes), GRADIENTS.signal)
         if steps != 1:
             signal = np.sqrt(np.clip((share - noise) / (1 - noise), 0, 1))
-        size = np.mean(np.sqrt(second), axes)
+        size = np.sqrt(np.mean(second, axes))
         return RowGradients(np.asarray(size), np.asarray(signal), first.shape)
 
 

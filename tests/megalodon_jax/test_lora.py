@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from unittest import mock
 
@@ -472,3 +473,6 @@ def test_twice_and_never_are_refused(model) -> None:
             call(merge_lora(model))
     with pytest.raises(ValueError, match="rank=0"):
         add_lora(model_of(CONFIG), 0, alpha=1.0, key=jax.random.key(0))
+    for alpha in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"alpha={alpha} must be a finite number above 0"):
+            add_lora(model_of(CONFIG), 1, alpha=alpha, key=jax.random.key(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import cache
 
@@ -352,6 +353,19 @@ def test_moments_say_how_large_gradients_are_and_whether_they_keep_their_sign() 
     assert rows.sizes == pytest.approx([0.5, 2.0], rel=0.05)
     assert rows.signals[0] == pytest.approx(0.6, abs=0.05)
     assert rows.signals[1] < 0.2
+
+
+def test_the_size_of_a_row_is_the_root_mean_square_of_its_gradients() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3, 2))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3)
+    for _ in range(3):
+        parameter.grad = torch.tensor([[1.0, -7.0], [3.0, 3.0], [0.0, 4.0]])
+        optimizer.step()
+    leaves = leaves_of({"w": parameter.detach()})
+    rows = read_state("optimizer", optimizer.state_dict(), leaves).gradients("w")
+    assert rows is not None
+    assert rows.sizes == pytest.approx([5.0, 3.0, math.sqrt(8.0)])
+    assert rows.rms() == pytest.approx(math.sqrt((50 + 18 + 16) / 6))
 
 
 @pytest.mark.parametrize("steps", [1, 3])
