@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from reports.provenance.code import git_state
 from reports.registry.lookup import read_judgeable
@@ -33,18 +34,46 @@ class PinDiff:
     before: Pin | None
 
     def lines(self) -> list[str]:
-        """Describe the diff in lines: how many error levels (geometric means) moved, how many are
-        new or were removed, and the ten moves by the largest factor, up or down."""
+        """Describe the diff in lines: how many error levels moved, how many are new or were
+        removed, and the ten moves by the largest factor, up or down.
+
+        A level moves if its geometric mean or its largest value does; the one that moved further is
+        listed.
+        """
         old: Mapping[Group, Level] = self.before.groups if self.before else {}
         new = self.pin.groups
-        moved = {g: new[g].typical / old[g].typical for g in new.keys() & old.keys()}
-        moved = {group: ratio for group, ratio in moved.items() if ratio != 1.0}
+        moved = {g: _move(old[g], new[g]) for g in new.keys() & old.keys()}
+        moved = {group: move for group, move in moved.items() if move.factor != 1.0}
         came, went = new.keys() - old.keys(), old.keys() - new.keys()
         report = [f"{len(moved)} levels moved, {len(came)} are new, {len(went)} were removed"]
-        for group in sorted(moved, key=lambda g: (-max(moved[g], 1 / moved[g]), g))[:10]:
-            was, now = number(old[group].typical), number(new[group].typical)
-            report.append(f"  {' | '.join(group)}: {was} → {now}, {moved[group]:.2f} times")
+        for group, move in sorted(moved.items(), key=lambda item: (-item[1].size, item[0]))[:10]:
+            values = f"{number(move.before)} → {number(move.now)}, {move.factor:.2f} times"
+            report.append(f"  {' | '.join(group)}: {move.what}{values}")
         return report
+
+
+class _Move(NamedTuple):
+    """Change of a level's geometric mean, or of its largest value, between two pins."""
+
+    before: float
+    now: float
+    what: str = ""
+
+    @property
+    def factor(self) -> float:
+        return self.now / self.before
+
+    @property
+    def size(self) -> float:
+        """The factor or, if it is below 1, its inverse."""
+        return max(self.factor, 1 / self.factor)
+
+
+def _move(before: Level, now: Level) -> _Move:
+    """Return the change of the geometric mean, or that of the largest value if it is greater."""
+    typical = _Move(before.typical, now.typical)
+    worst = _Move(before.worst, now.worst, "largest value ")
+    return worst if worst.size > typical.size else typical
 
 
 def pin_run(folder: Path, reason: str, pins_folder: Path | None = None) -> PinDiff:

@@ -249,6 +249,20 @@ def test_the_diff_of_a_pin_lists_the_largest_move_first_up_or_down(
     assert second.endswith("2.00 times")
 
 
+def test_the_diff_of_a_pin_lists_a_level_of_which_only_the_largest_value_moved(
+    tmp_path: Path, clean: None
+) -> None:
+    def pinned(day: int, *values: float) -> list[str]:
+        rows = [measurement(value=x, quantity=f"q{i}") for i, x in enumerate(values)]
+        night = write_run(tmp_path / "runs", earlier(*rows, day=day, suites=SUITES))
+        return pin_run(night, "as measured", tmp_path / "pinned").lines()
+
+    pinned(1, 2e-6, 2e-6)
+    head, line = pinned(2, 1e-6, 4e-6)
+    assert head.startswith("1 levels moved")
+    assert line.endswith(": largest value 2.0e-06 → 4.0e-06, 2.00 times")
+
+
 @pytest.mark.parametrize(
     ("night", "said"),
     [
