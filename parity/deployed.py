@@ -175,13 +175,15 @@ def compare_deployed(
 
     Raises:
         SideError: a parameter of the trained module is not float32, the deployed module lacks a
-            parameter or has it in another shape, a compiled module contains layers that round their
-            inputs, or a program raises an error.
+            parameter or has it in another shape, a module that is neither compiled nor scripted
+            shares parameters with the trained one, a compiled module contains layers that round
+            their inputs, or a program raises an error.
     """
     from parity.sides.torch_side import TorchSide
 
     original = TorchSide(trained, *inputs, call=call, **keywords)
     weights, values = _weights(trained, deployed)
+    _check_apart(trained, deployed)
     with_these = original.with_parameters({})
     _set_values(with_these.module, values)
     side = _DeployedSide(deployed, with_these, call=call)
@@ -213,6 +215,28 @@ def compare_deployed(
         if name in after.outputs and after.stages[name].shape == before.stages[name].shape
     }
     return Deployment(tuple(weights), tuple(layers), program, cost)
+
+
+def _check_apart(trained: torch.nn.Module, deployed: torch.nn.Module) -> None:
+    """Raise a SideError if the deployed module holds parameters of the trained one itself.
+
+    torch's `to`, `half` and many functions that quantise change a module in place, and a shallow
+    copy shares its layers: the trained module is then changed too, and equal to the deployed one.
+    A module that was compiled, scripted or exported shares the parameters of its source.
+    """
+    import torch
+
+    kinds = (torch._dynamo.OptimizedModule, torch.jit.ScriptModule, torch.fx.GraphModule)
+    if isinstance(deployed, kinds):
+        return
+    own = {id(tensor): name for name, tensor in trained.named_parameters()}
+    shared = [own[id(tensor)] for tensor in deployed.parameters() if id(tensor) in own]
+    if shared:
+        raise SideError(
+            f"the deployed module holds {len(shared)} parameters of the trained module itself, "
+            f"such as {shared[0]}, so a change of them would be in both: quantise a copy, "
+            "copy.deepcopy(trained)"
+        )
 
 
 def _weights(

@@ -24,7 +24,7 @@ from parity.engine.measure.quantity import WEIGHTS, Quantity, Role, stage_kind
 from parity.engine.pairing.alignment import Pin, align
 from parity.engine.pairing.closeness import EQUAL
 from parity.engine.pairing.matching import match_parameters
-from parity.engine.pairing.parameter_pairs import Matching
+from parity.engine.pairing.parameter_pairs import Matching, elements_not_held
 from parity.engine.programs.exits import exits_named
 from parity.port.consequences import compensated, has_effect, notice_of, without
 from parity.port.conversion import misplaced, untransposed
@@ -463,16 +463,28 @@ class _Both:
         )
 
     def alone(self) -> list[str]:
-        """Return notices about the original's parameters that the port lacks or stores several
-        times, and about sides without trainable parameters."""
-        parameters = [entry.name for entry in self.names.matching.unmatched_original]
-        notices = []
+        """Return notices about the original's parameters that the port lacks, holds only in part,
+        stores several times or as one, and about sides without trainable parameters."""
+        matching = self.names.matching
+        parameters = [entry.name for entry in matching.unmatched_original]
+        notices = [
+            f"the port holds only a part of the original's {name}: {missing:,} of its elements are "
+            "in no parameter of the port and not compared, such as rows that these inputs do not "
+            "use"
+            for name, missing in elements_not_held(matching.pairs).items()
+        ]
         if parameters:
             notices.append(
                 f"no parameter of the port holds the original's {', '.join(parameters)}: the port "
                 "computes them itself, does not need them for these inputs, or lacks them"
             )
-        for originals, ports in self.names.matching.tied:
+        for originals, ports in matching.tied:
+            trained = [name for name in originals if name in self.original.best.gradients]
+            if len(trained) > len(ports):
+                notices.append(
+                    f"the original's {', '.join(trained)} are held as {', '.join(ports)} by the "
+                    "port: they are equal now and would be trained apart in the original"
+                )
             if len(ports) > len(originals):
                 notices.append(
                     f"the original's {', '.join(originals)} is {len(ports)} parameters of the "

@@ -15,7 +15,7 @@ from parity.engine.measure.compare import Comparison
 from parity.engine.measure.measurement import Kind, Measurement
 from parity.engine.measure.metrics import relative_l2, without_shared_infinities
 from parity.port.correspondence import Correspondence
-from parity.port.rounding_floors import floors_of, stage_bound
+from parity.port.rounding_floors import norms_of, responses_of, stage_bound
 from parity.port.side_runs import SideRuns
 from parity.sides.captured import CapturedSide
 from parity.sides.side import Precision, Rounding, Run, SideError
@@ -117,18 +117,23 @@ def _floors(
 ) -> tuple[dict[str, float], tuple[str, ...]]:
     """Return the noise floor of each stage of the port in bfloat16, and notices.
 
-    The floor includes the rounding of the parameters to bfloat16. If the floors cannot be measured,
-    the first result is empty, and one notice says why.
+    The floor includes the rounding of parameters and inputs to bfloat16. It is the change of the
+    port's bfloat16 program, not the distance to its float64 program: a port that computes something
+    else in bfloat16, by a branch on the dtype, would have a floor as large as its error. If the
+    floors cannot be measured, the first result is empty, and one notice says why.
     """
 
-    def moved(seed: int) -> Mapping[str, np.ndarray]:
-        stages = port.run(Run(Precision.BFLOAT16, Rounding.OPERATIONS, seed)).stages
+    def run(rounding: Rounding, seed: int = 0) -> dict[str, np.ndarray]:
+        stages = port.run(Run(Precision.BFLOAT16, rounding, seed)).stages
         return {name: stages.get(name, np.full_like(x, math.nan)) for name, x in truth.items()}
 
     try:
-        return floors_of(truth, moved), ()
+        still = run(Rounding.NOTHING)
+        responses = responses_of(still, lambda seed: run(Rounding.OPERATIONS, seed))
     except SideError as error:
         return {}, (f"the port's errors in bfloat16 have no tolerance: {error}",)
+    norms = norms_of(truth)
+    return {name: x / (norms[name] or 1.0) for name, x in responses.items()}, ()
 
 
 def _wide(x: np.ndarray) -> np.ndarray:

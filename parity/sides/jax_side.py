@@ -35,6 +35,7 @@ from parity.sides.jax_leaves import (
 from parity.sides.side import (
     AS_IS,
     Precision,
+    Rounding,
     Run,
     SideError,
     Trace,
@@ -185,7 +186,8 @@ class JaxSide:
         wide = how.precision is Precision.FLOAT64 or how.rounding is not None
         with jax.enable_x64(wide), jax.default_matmul_precision("highest"):
             program = self._program(how.precision, derivative=False)
-            arrays = arrays_of(self._trees(how.precision))
+            unrounded = how.rounding is Rounding.NOTHING
+            arrays = arrays_of(self._trees(Precision.FLOAT64 if unrounded else how.precision))
             if wide:
                 marks, results = program.evaluate_in_float64(arrays, how)
             else:

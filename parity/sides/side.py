@@ -44,6 +44,10 @@ class Rounding(StrEnum):
     """The result of every operation and the terms of every sum: simulates float32 rounding."""
     CONSTANTS = "constants"
     """Only values that stay float32 in a float64 run: precomputed tables, buffers, literals."""
+    NOTHING = "nothing"
+    """No value: the program of a precision, evaluated in float64, with parameters and inputs that
+    are not rounded to this precision. Its difference to a perturbed run is rounding; its difference
+    to the float64 program is not, such as a branch on the dtype."""
 
 
 class SideError(ValueError):

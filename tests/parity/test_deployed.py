@@ -422,6 +422,14 @@ def test_a_trained_model_that_was_quantised_in_place_is_refused() -> None:
         compare_deployed(module, module, ROWS)
 
 
+@pytest.mark.parametrize("same", [lambda m: m, lambda m: m.to(torch.float32), copy.copy])
+def test_a_model_that_is_deployed_in_place_is_refused(same) -> None:
+    """What changes one changes the other; `to` returns the module itself."""
+    module = trained()
+    with pytest.raises(SideError, match=r"parameters of the trained module itself, such as norm"):
+        compare_deployed(module, same(module), ROWS)
+
+
 def test_a_weight_without_data_is_refused_in_words() -> None:
     module = trained()
     module.up.weight = torch.nn.Parameter(module.up.weight.to("meta"))

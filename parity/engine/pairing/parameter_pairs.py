@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from parity.engine.measure.arrays import Arrays
-from parity.engine.pairing.constructions import Construction
+from parity.engine.pairing.constructions import Construction, Part
 
 
 class Means(StrEnum):
@@ -240,6 +240,28 @@ class Matching:
                 f"correct the file, or write it again with `Matching.to_json`"
             ) from missing
         return cls(pairs, *rest)
+
+
+def elements_not_held(pairs: Iterable[Pair]) -> dict[str, int]:
+    """Return how many elements of an original's parameter are in none of the port's, by name.
+
+    Parameters that the port holds whole are left out; those that it lacks whole are in no pair.
+    """
+    pairs = tuple(pairs)
+    whole = {name for pair in pairs for name in pair.also}
+    held: dict[str, list[Part]] = {}
+    for piece in (piece for pair in pairs for piece in pair.construction.pieces):
+        held.setdefault(piece.parameter, []).append(piece.part)
+    missing = {}
+    for name, parts in held.items():
+        if name in whole or any(part.is_whole for part in parts):
+            continue
+        seen = np.zeros(parts[0].whole, bool)
+        for part in parts:
+            seen.reshape(part.view)[part.index] = True
+        if count := int(seen.size - seen.sum()):
+            missing[name] = count
+    return missing
 
 
 def _unmatched_to_json(entry: Unmatched) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax.numpy as jnp
@@ -195,3 +196,70 @@ def test_one_parameter_that_the_port_holds_twice_is_told(tied):
     told = [text for text in report.notices if "trained apart" in text]
     assert len(told) == (not tied)
     assert tied or "table, head" in told[0] or "head, table" in told[0]
+
+
+@pytest.mark.parametrize("rows", [7, 4])
+def test_one_parameter_that_the_port_holds_in_part_is_told(rows):
+    """Rows that the inputs do not use are in no result, and the port may lack them."""
+    torch.manual_seed(3)
+    original, ids = torch.nn.Embedding(7, 5), np.array([[3, 1, 0], [2, 2, 1]])
+    params = {"table": original.weight.detach().numpy()[:rows].copy()}
+    port = FunctionSide(lambda params, ids: params["table"][ids], params, ids)
+    report = compare(Port("part", TorchSide(original, ids), port, bfloat16=False))
+    assert report.holds, report.text()
+    told = [text for text in report.notices if "only a part" in text]
+    assert len(told) == (rows < 7)
+    assert rows == 7 or "the original's weight: 15 of its elements" in told[0]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_two_parameters_that_the_port_holds_as_one_are_told(apart):
+    """Layers that are copies of one another are equal until they are trained."""
+    torch.manual_seed(4)
+    layer = torch.nn.Linear(8, 8)
+    layers = [copy.deepcopy(layer), layer] if apart else [layer, layer]
+    original = torch.nn.Sequential(layers[0], torch.nn.Tanh(), layers[1])
+    params = {n: jnp.asarray(x.detach().numpy().copy()) for n, x in layer.named_parameters()}
+
+    def twin(params, x):
+        x = jnp.tanh(x @ params["weight"].T + params["bias"])
+        return x @ params["weight"].T + params["bias"]
+
+    sides = TorchSide(original, X), FunctionSide(twin, params, X)
+    report = compare(Port("one", *sides, bfloat16=False))
+    assert report.holds, report.text()
+    told = [text for text in report.notices if "trained apart in the original" in text]
+    assert len(told) == 2 * apart
+    assert not apart or all(f"{i}.{name}" in "".join(told) for i in (0, 2) for name in params)
+
+
+ONLY_IN_BFLOAT16 = {
+    "nothing": lambda y, p: y,
+    "zeros": lambda y, p: y * 0,
+    "another sign": lambda y, p: -y,
+    "twice": lambda y, p: 2 * y,
+    "no bias": lambda y, p: y - p["a.bias"] - p["b.bias"],
+}
+
+
+@pytest.mark.parametrize("name", ONLY_IN_BFLOAT16)
+def test_another_function_in_bfloat16_is_no_rounding(name):
+    """A branch on the dtype changes all runs in bfloat16 alike: it is in no noise floor."""
+    with torch.no_grad():
+        original = Two(lambda a, b: a + b)
+        for layer in (original.a, original.b):
+            layer.bias.add_(2.0)
+    params = {n: jnp.asarray(x.detach().numpy().copy()) for n, x in original.named_parameters()}
+
+    def twin(params, x):
+        a, b = (x @ params[f"{n}.weight"].T + params[f"{n}.bias"] for n in ("a", "b"))
+        y = a + b
+        return ONLY_IN_BFLOAT16[name](y, params) if y.dtype == jnp.bfloat16 else y
+
+    sides = TorchSide(original, X), FunctionSide(twin, params, X)
+    report = compare(Port("narrow", *sides, gradients=False))
+    assert report.holds == (name == "nothing"), report.text()
+    gates = [m for m in report.measurements if m.edge == PortEdge.PORTBF16_PORT64]
+    assert {m.verdict for m in gates if m.metric == "rel_l2"} == {
+        Verdict.PASS if name == "nothing" else Verdict.FAIL
+    }
