@@ -249,7 +249,7 @@ def _repeated(row: Measurement) -> Measurement:
 
 
 def check_two_sides(port: Port) -> None:
-    """Raise a PortError unless `port` is a `Port` with two different sides."""
+    """Raise a PortError unless `port` is a `Port` with two different sides and a mask of bools."""
     if not isinstance(port, Port):
         raise PortError(
             f"expected a parity.Port, got {_kind(port)}: compare one port at a time. In pytest, "
@@ -268,6 +268,24 @@ def check_two_sides(port: Port) -> None:
             f"{port.title}: both sides are one object, which is always equal to itself; give the "
             "port its own side"
         )
+    _check_valid(port)
+
+
+def _check_valid(port: Port) -> None:
+    """Raise a PortError unless `port.valid` is None, a mask, or several masks.
+
+    An additive mask, of 0 at valid positions and minus infinity at others, would be read inverted.
+    """
+    if port.valid is None:
+        return
+    masks = [port.valid] if isinstance(port.valid, np.ndarray) else port.valid
+    for mask in masks if isinstance(masks, Sequence) else [masks]:
+        if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.ndim != 2:
+            got = f"{mask.dtype} of shape {tuple(mask.shape)}" if hasattr(mask, "dtype") else ""
+            raise PortError(
+                f"{port.title}: expected valid= as a NumPy array of bools (batch, length), True at "
+                f"the positions to compare, or several of them, got {_kind(mask)} {got}".rstrip()
+            )
 
 
 def _kind(value: object) -> str:

@@ -263,3 +263,19 @@ def test_another_function_in_bfloat16_is_no_rounding(name):
     assert {m.verdict for m in gates if m.metric == "rel_l2"} == {
         Verdict.PASS if name == "nothing" else Verdict.FAIL
     }
+
+
+@pytest.mark.parametrize(
+    ("valid", "got"),
+    [
+        (np.where(np.arange(8) < 5, 0.0, -np.inf)[None], r"a ndarray float64 of shape \(1, 8\)"),
+        (np.ones((6, 8), int), r"a ndarray int64 of shape \(6, 8\)"),
+        (np.ones(6, bool), r"a ndarray bool of shape \(6,\)"),
+    ],
+)
+def test_a_mask_that_is_not_of_bools_is_refused(valid, got):
+    """An additive mask has 0 where a position counts."""
+    original = Two(lambda a, b: a + b)
+    sides = TorchSide(original, X), twin_of(original, lambda a, b: a + b)
+    with pytest.raises(PortError, match=f"expected valid= as a NumPy array of bools.*got .*{got}"):
+        compare(Port("masked", *sides, valid=valid, **FAST))
