@@ -37,8 +37,10 @@ _REASON = 400
 
 
 def measures(item: pytest.Item) -> bool:
-    """Return whether a test uses the fixture `numerics`."""
-    return "numerics" in getattr(item, "fixturenames", ())
+    """Return whether a test has to measure: it uses the fixture `numerics`, or runs once for each
+    of several ports (`pytest.mark.ports`), which it may compare in another way."""
+    marked = item.get_closest_marker("ports") is not None
+    return marked or "numerics" in getattr(item, "fixturenames", ())
 
 
 class NoExit:
@@ -99,7 +101,7 @@ class Planner:
             self.uncollected[report.nodeid or "the session"] = how
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Record the tests that use `numerics` and remain after -k, -m and --deselect."""
+        """Record the tests that have to measure and remain after -k, -m and --deselect."""
         self.planned |= {item.nodeid for item in session.items if measures(item)}
 
 

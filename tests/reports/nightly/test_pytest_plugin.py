@@ -230,6 +230,16 @@ INCOMPLETE = {
         (),
         "recorded nothing: test_tiny.py::test_two",
     ),
+    "a test of ports that does not use the fixture": (
+        {},
+        f"{ONE}import pytest\nfrom parity import FunctionSide, Port\n\n\n"
+        "def made():\n"
+        "    sides = (FunctionSide(lambda w, x: w * x, 2.0, 3.0) for _ in range(2))\n"
+        "    return Port('p', *sides)\n\n\n"
+        "@pytest.mark.ports(of=made)\ndef test_two(port):\n    assert port\n",
+        (),
+        "recorded nothing: test_tiny.py::test_two[p]",
+    ),
     "a subtest that is skipped": (
         {},
         f"{ONE}def test_two(numerics, subtests):\n"

@@ -70,10 +70,17 @@ def report(test: str, *rows: Measurement, when: str = "call", outcome: str = "pa
     return told
 
 
+def item(*fixtures: str, mark: str = "", nodeid: str = "") -> Any:
+    """A test that uses fixtures and has a mark."""
+    marks = {mark: object()}
+    return SimpleNamespace(fixturenames=fixtures, get_closest_marker=marks.get, nodeid=nodeid)
+
+
 def test_a_test_measures_where_it_asks_for_the_fixture() -> None:
-    assert measures(SimpleNamespace(fixturenames=["a", "b", "c", "d", "numerics"]))  # pyright: ignore
-    assert not measures(SimpleNamespace(fixturenames=["a"]))  # pyright: ignore
-    assert not measures(SimpleNamespace())  # pyright: ignore
+    assert measures(item("a", "b", "c", "d", "numerics"))
+    assert not measures(item("a"))
+    # A test that runs once for each port has to measure, however it compares them.
+    assert measures(item("a", mark="ports")) and not measures(item("a", mark="slow"))
 
 
 def test_the_plan_is_what_was_selected_and_what_could_not_be_collected(tmp_path: Path) -> None:
@@ -88,7 +95,7 @@ def test_the_plan_is_what_was_selected_and_what_could_not_be_collected(tmp_path:
         "b": "skipped itself",
         "the session": "was not collected",
     }
-    items = [SimpleNamespace(nodeid=n, fixturenames=f) for n, f in (("x", ["numerics"]), ("y", []))]
+    items = [item("numerics", nodeid="x"), item(nodeid="y")]
     planner.pytest_collection_finish(SimpleNamespace(items=items))  # pyright: ignore
     assert planner.planned == {"x"}
     worker = WorkerPlanner(Config(tmp_path))  # pyright: ignore[reportArgumentType]
