@@ -376,6 +376,11 @@ def test_a_file_that_is_no_file_of_answers_is_refused(text: str, says: str, tmp_
         adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
 
 
+def test_a_folder_is_no_file_of_answers(tmp_path: Path) -> None:
+    with pytest.raises(AnswerError, match=re.escape(f"expected a file of answers at {tmp_path}")):
+        answers.read_answers(tmp_path)
+
+
 def numbered(*shape: int) -> np.ndarray:
     return np.arange(np.prod(shape), dtype=float).reshape(shape)
 

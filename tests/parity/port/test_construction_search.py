@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from parity.engine.pairing.constructions import (
 )
 from parity.engine.pairing.layouts import Layout, identity, transposition
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
-from parity.engine.pairing.proposal import SECOND_COPY
+from parity.engine.pairing.proposal import MOST_PARTS, SECOND_COPY
 from parity.engine.pairing.stage_pairs import Pin
 from parity.port import adopt, construction_search
 from parity.port.adoption import Adoption
@@ -149,6 +150,12 @@ def test_what_no_result_shows_is_inferred_if_every_neighbour_is_confirmed_in_one
         # One of two neighbours shows nothing of the module.
         search.effective = frozenset({"m.w"})
         assert search.confirmed() == {"m.w"} and search.inferred() == set()
+    # So are those of the port, whatever modules the original has.
+    made = {leaf: f"m.{leaf}" for leaf in ("w", "v", "b")}
+    held = {f"m.{name[-1]}": x for name, x in held.items()}
+    search = searching(held, {leaf: held[name] for leaf, name in made.items()}, made)
+    search.agreed, search.effective = True, frozenset({"w", "v"})
+    assert search.confirmed() == {"w", "v"} and search.inferred() == set()
 
 
 @pytest.mark.parametrize(("other", "inferred"), [("m.c", set()), ("n.c", {"m.b"}), ("c", {"m.b"})])
@@ -194,6 +201,13 @@ def test_a_matrix_of_one_number_is_not_told_from_others_by_its_transpose():
     search = searching(held, held, {name: name for name in held})
     search.theirs = held
     assert search._distinct() == {"one", "row"}
+
+
+def test_without_noise_a_constant_is_not_told_from_others_and_one_number_is():
+    held = {"zeros": np.zeros(2), "ones": np.ones(D), "number": draw(1), "values": draw(D)}
+    search = searching(held, held, {name: name for name in held})
+    search.theirs, search.has_noise = held, False
+    assert search._distinct() == {"number", "values"}
 
 
 def test_pieces_that_were_not_tested_are_not_confirmed(monkeypatch: pytest.MonkeyPatch):
@@ -489,6 +503,17 @@ def test_the_order_of_use_decides_where_names_are_numbers_or_an_original_is_used
     assert originals(search) == {"first.w": ("a.w",), "second.w": ("b.w",)}
 
 
+def test_one_numbered_part_makes_a_whole_construction_unsure():
+    """The order of use then pairs both parts anew."""
+    held = {f"{name}.w": draw(D, D, seed=n) for n, name in enumerate(("0", "a"))}
+    port = {name: draw(D, D) for name in ("first.w", "second.w")}
+    place = whole((D, D))
+    fused = Construction((D, D), tuple(Piece(n, place, identity((D, D)), place) for n in held))
+    theirs, ours = chained("0", "a"), chained("first", "second")
+    search = searching(held, port, {"first.w": fused}, theirs, ours)
+    assert originals(search) == {"first.w": ("0.w",), "second.w": ("a.w",)}
+
+
 def test_a_parameter_that_keeps_its_value_is_not_paired_in_the_order_of_use():
     held = {f"{n}.w": draw(D, D, seed=n) for n in (0, 1)}
     port = {name: draw(D, D) for name in ("own.w", "first.w", "second.w")}
@@ -681,6 +706,30 @@ def test_an_answer_keeps_the_order_of_its_parts():
             assert construction.parameters == names[name].parameters[::-1]
 
 
+@pytest.mark.parametrize("count", [1, 2, MOST_PARTS, MOST_PARTS + 1])
+def test_every_order_of_a_few_parts_is_tried(count: int):
+    """Of many parts there are too many orders, and terms of a sum have none."""
+    names = [f"part{n}" for n in range(count)]
+    fused = stacked(*names, rows=1)
+    held = {name: draw(1, D, seed=n) for n, name in enumerate(names)}
+    search = searching(held, {"w": draw(count, D)}, {"w": fused})
+    tried = [made["w"].parameters for _, made in search._reordered("w")]
+    orders = itertools.permutations(names) if count <= MOST_PARTS else ()
+    assert tried == [order for order in orders if order != (*names,)]
+    added = Construction((1, D), tuple(replace(p, place=p.part) for p in fused.pieces))
+    search = searching(held, {"w": draw(1, D)}, {"w": added})
+    assert list(search._reordered("w")) == []
+
+
+def test_an_exchange_is_the_same_from_either_parameter():
+    """Otherwise the two programs would be compared with it twice."""
+    for names in (("a.w", "a.v"), ("b.key.w", "b.query.w")):
+        held = {name: draw(D, D, seed=n) for n, name in enumerate(names)}
+        search = searching(held, held, {name: name for name in names})
+        [one], [other] = (list(search._exchanged(name, names)) for name in names)
+        assert one == other and {*one[1]} == {*names}
+
+
 def test_pins_are_not_followed_while_constructions_may_be_wrong(monkeypatch: pytest.MonkeyPatch):
     """They may name stages that differ because of a construction."""
     asked: list[Port] = []
@@ -711,6 +760,10 @@ def test_equal_inputs_are_told_if_they_have_several_elements():
     side = Program(lambda p, mark: X, {}, a=ids, b=ids.copy(), n=np.array(3), m=np.array(3))
     [notice] = _equal_inputs(side)
     assert notice.startswith("the inputs a and b are equal")
+    # Zeros of any dtype and shape are the same bytes.
+    zeros = np.zeros((2, 3))
+    others = {"b": zeros.T.copy(), "c": zeros.astype(np.int64)}
+    assert _equal_inputs(Program(lambda p, mark: X, {}, a=zeros, **others)) == []
     assert _equal_inputs(Program(lambda p, mark: X, {}, a=ids, b=ids + 1)) == []
 
 

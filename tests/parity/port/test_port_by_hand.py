@@ -1134,6 +1134,10 @@ def test_a_norm_is_folded_into_matrices_that_hold_a_multiple_of_each_row_or_colu
     assert folded(["m.w"], columns, original | {"norm": scale[:3]}, ["norm"]) == set()
     nothing = original | {"m.w": np.where(np.arange(4)[:, None] == 2, 0.0, original["m.w"])}
     assert folded(["m.w"], port, nothing, ["norm"]) == set()
+    # In a row of zeros and negative numbers, a zero is the largest and shows no factor.
+    below = original | {"m.w": -np.abs(original["m.w"]) * [0.0, 1.0, 1.0]}
+    scaled = port | {"m.w": scale[:, None] * below["m.w"]}
+    assert folded(["m.w"], scaled, below, ["norm"]) == {"m.w"}
 
 
 @pytest.mark.parametrize("side", ["original", "port"])
