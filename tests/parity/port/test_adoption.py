@@ -376,9 +376,28 @@ def test_a_file_that_is_no_file_of_answers_is_refused(text: str, says: str, tmp_
         adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
 
 
+def test_a_file_of_answers_is_in_a_folder_that_exists(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    with pytest.raises(AnswerError, match=re.escape(f"expected a folder {folder} for")):
+        answers.read_answers(folder / "answers.json")
+    folder.mkdir()
+    assert answers.read_answers(folder / "answers.json") == {}
+
+
 def test_a_folder_is_no_file_of_answers(tmp_path: Path) -> None:
     with pytest.raises(AnswerError, match=re.escape(f"expected a file of answers at {tmp_path}")):
         answers.read_answers(tmp_path)
+
+
+def test_a_file_of_answers_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch) -> None:
+    def refuse(file: Path) -> None:
+        raise PermissionError(f"no right to read {file.name}")
+
+    file = tmp_path / "answers.json"
+    file.write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(answers, "read_json_object", refuse)
+    with pytest.raises(AnswerError, match=r"no right to read answers\.json; correct or delete"):
+        answers.read_answers(file)
 
 
 def numbered(*shape: int) -> np.ndarray:

@@ -811,6 +811,42 @@ def test_no_change_is_better_than_stages_that_were_not_tested_unless_everything_
     assert sentence == "third" and agree(report) and refused == {"first", "second"}
 
 
+def compared(search: Search, refused: set[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many of five changes are compared, none of which helps."""
+    before = search.tries
+    wrong = placed("a")
+
+    def compare(port: Port) -> Any:
+        return wrong
+
+    monkeypatch.setattr(construction_search, "compare", compare)
+    monkeypatch.setattr(search, "_changes", lambda *given: ((name, {}) for name in "abcde"))
+    assert list(search._improvements(wrong, refused)) == []
+    return search.tries - before
+
+
+def test_a_search_ends_with_its_last_comparison(monkeypatch):
+    """A change that was refused before costs none."""
+    monkeypatch.setattr(construction_search, "TRIES", 3)
+    held = {"w": draw(D, D)}
+    search = searching(held, held, {"w": "w"})
+    refused = {"b"}
+    assert compared(search, refused, monkeypatch) == 3 and refused == {*"abcd"}
+    assert search.notices == ["stopped after 3 comparisons"]
+    search.notices.clear()
+    assert compared(search, {"a"}, monkeypatch) == 0
+    assert search.notices == ["stopped after 3 comparisons"]
+
+
+def test_a_few_changes_are_tried_for_one_stage(monkeypatch):
+    """Those that were refused before are some of them."""
+    monkeypatch.setattr(construction_search, "AT_ONE_STAGE", 3)
+    held = {"w": draw(D, D)}
+    for refused, tries in ((set(), 3), ({"a", "e"}, 2), ({"a", "b", "c"}, 0)):
+        search = searching(held, held, {"w": "w"})
+        assert compared(search, refused, monkeypatch) == tries and search.notices == []
+
+
 def test_parameters_of_one_place_in_modules_that_differ_in_numbers_are_of_one_kind():
     """Numbers of the module itself count: `mlp.0` and `mlp.2` are two modules of one block."""
     assert _kind("h.0.mlp.2.weight") == _kind("h.11.mlp.2.weight")

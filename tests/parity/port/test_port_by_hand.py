@@ -21,7 +21,7 @@ from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.pairing.alignment import AlignedBy, Alignment
 from parity.engine.pairing.constructions import Construction, Piece, copied, cut, whole
 from parity.engine.pairing.layouts import identity
-from parity.engine.pairing.parameter_pairs import Matching, Means, Pair
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.stage_pairs import Pair as StagePair
 from parity.engine.programs.operations import Unknown
 from parity.engine.programs.source_lines import LINES
@@ -44,13 +44,14 @@ from parity.port.consequences import has_effect, notice_of
 from parity.port.conversion import TRIED, untransposed
 from parity.port.correspondence import Correspondence
 from parity.port.hidden import Hidden, Squares, hidden
+from parity.port.ledger import NO_OUTPUT
 from parity.port.localisation import ROOM, Place, _depending, _place, localise, replaceable
 from parity.port.narrow import compare_narrow
 from parity.port.report import EXCHANGED
 from parity.port.rounding_floors import Noise, PortBounds, norms_of, stage_bound
 from parity.port.same_numbers import exact_sums, folded, without_shared_tables
 from parity.port.side_runs import MASK, SideRuns, _roundoff
-from parity.port_tolerances import NARROWING, PORTS, PortEdge
+from parity.port_tolerances import NARROWING, PORTS, STUDENT, PortEdge
 from parity.sides.captured import CapturedSide
 from parity.sides.side import Precision, Rounding, Run, SideError, Trace
 from tests.helpers import double
@@ -352,6 +353,39 @@ def test_an_order_is_shown_by_derivatives_that_use_every_row_and_column_of_each_
     both = _Both(Correspondence(Alignment((), {}, {}), Matching((*pairs, placed))), runs, runs)
     shown = {"+".join(names) for names, expected in cases.items() if expected}
     assert both.shown_by_derivatives() == shown
+
+
+def close(*errors: float, pairs: tuple[Pair, ...] = (), alone: tuple[Unmatched, ...] = ()) -> bool:
+    """Return whether more seeds might let gates pass whose errors are these, in tolerances."""
+    runs = SideRuns(Scripted(refusing()), None)
+    known = Matching(pairs, unmatched_port=alone)
+    both = _Both(Correspondence(Alignment((), {}, {}), known), runs, runs)
+    noises = {side: noise(side) for side in ("original", "port")}
+    bounds, edge = PortBounds.of(*noises.values()), E.PORT32_PORT64
+    tolerance = bounds.bound(edge, Kind.BLOCK, WORK, "stage")
+    gate = measurement(edge=edge, kind=Kind.BLOCK, quantity="stage", tolerance=tolerance)
+    rows = [
+        replace(gate, value=x * tolerance, verdict=Verdict.FAIL if x > 1 else Verdict.PASS)
+        for x in errors
+    ]
+    return both._is_close(rows, noises, WORK)
+
+
+def test_more_seeds_are_asked_for_where_each_gate_that_fails_is_near_its_tolerance():
+    near, far = STUDENT * (1 - 2.0**-10), STUDENT * (1 + 2.0**-10)
+    assert close(0.5, near, near)
+    for errors in ((), (0.5,), (far,), (near, far), (far, near)):
+        assert not close(*errors)
+
+
+def test_more_seeds_are_not_asked_for_where_a_parameter_is_wrong():
+    """A parameter in another order may be right."""
+    held = {means: Pair(means, copied("w", (2, 2)), means) for means in Means}
+    for means in (Means.VALUE, Means.ROUNDED, Means.NAME, Means.REORDERED):
+        assert close(2.0, pairs=(held[means],))
+    for means in (Means.SLICE, Means.NEAR):
+        assert not close(2.0, pairs=(held[Means.VALUE], held[means]))
+    assert not close(2.0, pairs=(held[Means.VALUE],), alone=(Unmatched("w", (2, 2)),))
 
 
 def test_a_parameter_that_the_port_holds_more_often_than_the_original_is_told():
@@ -971,6 +1005,23 @@ def test_a_capture_of_the_port_without_bfloat16_is_told_and_fails_nothing():
         assert [(m.quantity, m.verdict) for m in rows] == (
             [] if told else [("a", Verdict.NOT_COMPARABLE)]
         )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "named"), [(("a", "out"), "a"), (("out",), "out"), ((), "ids"), (None, NO_OUTPUT)]
+)
+def test_a_port_without_bfloat16_fails_by_its_first_result(outputs, named: str):
+    """Which is a whole number where no other result is compared."""
+
+    def refuses(how: Run) -> Trace:
+        raise SideError("no bfloat16")
+
+    exact = replace(trace(outputs or (), a=FOUR, out=FOUR), exact={"ids": np.arange(2)})
+    if outputs is None:
+        exact = replace(exact, exact={})
+    port = double(SideRuns, side=None, wide=exact, best=exact, run=refuses)
+    _, [row], _ = narrow_rows(narrow_runs(None, lambda how: False), port)
+    assert (row.quantity, row.verdict) == (named, Verdict.NOT_COMPARABLE)
 
 
 def test_the_original_s_error_in_bfloat16_is_relative_to_its_own_float64():

@@ -252,6 +252,17 @@ def test_stages_have_the_room_of_the_tables_of_the_original_and_not_of_the_port(
     assert min(constants.values()) > QUIET * SUMS
 
 
+def test_no_result_of_either_side_is_taken_for_another_quantity(monkeypatch):
+    asked: list[set[str]] = []
+
+    def compensated(alignment, rows, place, outputs):
+        asked.append({*outputs})
+
+    monkeypatch.setattr(sys.modules[compare.__module__], "compensated", compensated)
+    compare(ported(gradients=False, bfloat16=False))
+    assert asked == [{"out", "result"}]
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -712,9 +723,11 @@ def test_a_result_of_the_port_alone_may_be_left_out_too():
 
 
 def test_a_name_that_no_side_returns_is_refused_with_those_that_the_original_returns():
-    original = Side(exact={"ids": np.arange(2)}, unread={"n": "a str, not an array"})
-    port = Side(stages=OTHER, exact={"ids": np.arange(2)})
-    with pytest.raises(PortError, match=r"names other, which .* expected outputs such as out, n$"):
+    whole = {"ids": np.arange(2), "counts": np.arange(3)}
+    original = Side(exact=whole, unread={"n": "a str, not an array"})
+    port = Side(stages=OTHER, exact=whole)
+    told = r"names other, which .* expected outputs such as out, counts, n$"
+    with pytest.raises(PortError, match=told):
         compare(ported(original, port, not_compared={"ids": "known", "other": "x"}))
 
 
