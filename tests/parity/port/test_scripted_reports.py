@@ -595,6 +595,22 @@ def test_a_parameter_of_either_side_alone_is_told():
         compare(ported(port=Side(stages=OTHER, weight=WEIGHT**2 + 0.5), bfloat16=False))
 
 
+class Bare(Side):
+    """A side whose numbers are written in its code."""
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return {}
+
+
+def test_a_port_without_parameters_shares_none_and_is_compared_all_the_same():
+    """It computes with constants; one whose parameters are all of its own was not converted."""
+    report = compare(ported(port=Bare(stages=OTHER), gradients=False, bfloat16=False))
+    assert report.holds and report.matching.unmatched_original[0].name == "w"
+    assert any("no parameter of the port holds the original's w" in n for n in report.notices)
+    with pytest.raises(PortError, match="the two sides share no parameter"):
+        compare(ported(Bare(), gradients=False, bfloat16=False))
+
+
 def test_a_parameter_of_one_number_is_missed_too():
     port = ported(Holder({"scale": np.ones(1)}, {}), bfloat16=False)
     both = _Both(Correspondence(Alignment((), {}, {}),
@@ -1226,6 +1242,15 @@ def test_a_parameter_in_two_parts_was_compared_where_both_were():
     # A result without a partner has its rows under its own name.
     alone = ledger_of(gates("o", {}), Trace({}, ("o",)), {}, matching, left_out={"z": "left out"})
     assert alone == (Entry("o", Role.OUTPUT, "", True), Entry("z", Role.OUTPUT, reason="left out"))
+
+
+def test_the_reason_is_the_first_note_of_any_gate():
+    """The gate of another edge may have none."""
+    bad = {"verdict": Verdict.NOT_COMPARABLE}
+    edges = zip((WIDE[3], E.ORIGINAL32_PORT64, WIDE[0]), ("", "infinite", "other"), strict=True)
+    rows = gates("o", *({**bad, "edge": edge, "note": note} for edge, note in edges))
+    [entry] = ledger_of(rows, Trace({}, ("o",)), {}, Matching(()), left_out={})
+    assert entry == Entry("o", Role.OUTPUT, reason="infinite")
 
 
 def test_no_result_makes_a_row_that_cannot_pass():
