@@ -329,6 +329,7 @@ def test_without_noise_equal_parameters_are_not_confirmed() -> None:
     ("answer", "says"),
     [
         ({"none.kernel": None}, "none.kernel is no parameter of the port"),
+        ({"w{}.kernel": None}, r"w\{\}.kernel is no parameter of the port"),
         ({"wq.kernel": "lost.kernel"}, "names lost.kernel, which the original does not have"),
         ({"wq.kernel": "query.bias"}, r"does not fit the port's shape \(6, 6\): query.bias \(6,\)"),
         ({"wq.kernel": ["query.kernel", "key.kernel"]}, "does not fit the port's shape"),

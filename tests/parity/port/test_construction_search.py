@@ -170,6 +170,16 @@ def test_what_no_result_shows_is_inferred_only_if_its_module_has_no_other_of_its
     assert search.inferred() == inferred
 
 
+@pytest.mark.parametrize(("module", "inferred"), [("m", {"p.b"}), ("n", set())])
+def test_what_no_result_shows_is_inferred_only_beside_neighbours_of_one_module(module, inferred):
+    made = {"p.w": "m.w", "p.v": f"{module}.v", "p.b": "m.b"}
+    shapes = {"w": (2, D), "v": (4, D), "b": (D,)}
+    held = {name: draw(*shapes[name[-1]], seed=n) for n, name in enumerate(made.values())}
+    search = searching(held, {name: held[own] for name, own in made.items()}, made)
+    search.agreed, search.effective = True, frozenset({"p.w", "p.v"})
+    assert search.confirmed() == {"p.w", "p.v"} and search.inferred() == inferred
+
+
 @pytest.mark.parametrize(("second", "inferred"), [("n.", {"p.b"}), ("", set())])
 def test_each_original_of_what_is_inferred_is_in_a_module(second: str, inferred: set[str]):
     held = {f"{module}{leaf}": draw(n, D, seed=n) for n, leaf in ((1, "w"), (2, "b"))
