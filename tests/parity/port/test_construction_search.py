@@ -27,6 +27,7 @@ from parity.engine.pairing.proposal import MOST_PARTS, SECOND_COPY
 from parity.engine.pairing.stage_pairs import Pin
 from parity.port import adopt, construction_search
 from parity.port.adoption import Adoption
+from parity.port.answers import AnswerError
 from parity.port.compare import Port
 from parity.port.construction_search import (
     CHOICES,
@@ -402,6 +403,32 @@ def test_a_result_that_a_parameter_makes_nan_depends_on_it():
         assert _differs(side, {"w": np.full(D, value)}, Run(), base, bounds) == differs
 
 
+def test_a_change_has_an_effect_beyond_the_bound_of_relative_errors_alone():
+    """A count of flips has a tolerance too, which is 0."""
+
+    def plus(p: Arrays, mark: Mark) -> np.ndarray:
+        return X @ p["w"] + np.float32(1e-3) * p["v"]
+
+    held = {"w": draw(D, D), "v": draw(D, seed=1)}
+    search = searching(held, held, {name: name for name in held}, plus)
+    rows = [row("output", Verdict.PASS, tolerance=1e-2)]
+    rows += [row("output", Verdict.PASS, metric="top1_flips", value=0.0, tolerance=0.0)]
+    search._test_effects(reported(rows))
+    assert search.effective == {"w"}
+
+
+def test_tables_of_whole_numbers_are_not_converted(tmp_path):
+    held = {"w": draw(D, D), "ids": np.arange(D)}
+    sides = [Program(lambda p, mark: X[:, p["ids"].astype(int)] @ p["w"], held) for _ in "ab"]
+    port = Port("search", *sides, gradients=False, bfloat16=False)
+    found = adopt(port)
+    assert found.holds and {*found.parameters} == found.confirmed == {"w"}
+    file = tmp_path / "answers.json"
+    file.write_text('{"answers": {"ids": "w"}}', encoding="utf-8")
+    with pytest.raises(AnswerError, match="ids is no parameter of the port"):
+        adopt(port, file)
+
+
 @pytest.mark.parametrize(("share", "needed"), [(1e-3, False), (1.0, True)])
 def test_a_constant_is_needed_if_a_result_leaves_the_widest_bound_without_it(share, needed):
     """The original's results have names of their own, so that none of the bounds is theirs."""
@@ -751,10 +778,14 @@ def test_pins_are_not_followed_while_constructions_may_be_wrong(monkeypatch: pyt
     monkeypatch.setattr(construction_search, "compare", compare)
     held = {"w": draw(D, D)}
     search = searching(held, held, {"w": "w"}, lambda p, mark: X @ p["w"])
-    search.port = replace(search.port, pins=(Pin("output", "output"),), gradients=True)
+    search.port = replace(
+        search.port, pins=(Pin("output", "output"),), gradients=True, bfloat16=True
+    )
     search.run()
     # With noise and without derivatives first, then without noise and with them.
     assert [(port.pins, port.gradients) for port in asked] == [((), False), ((), True)]
+    # A port need not run in bfloat16 to be converted.
+    assert not any(port.bfloat16 for port in asked)
     assert not np.array_equal(asked[0].original.parameters()["w"], held["w"])
     assert asked[1].original.parameters()["w"] is held["w"]
 

@@ -47,7 +47,7 @@ from parity.port.hidden import Hidden, Squares, hidden
 from parity.port.ledger import NO_OUTPUT
 from parity.port.localisation import ROOM, Place, _depending, _place, localise, replaceable
 from parity.port.narrow import compare_narrow
-from parity.port.report import EXCHANGED
+from parity.port.report import EXCHANGED, Report
 from parity.port.rounding_floors import Noise, PortBounds, norms_of, stage_bound
 from parity.port.same_numbers import exact_sums, folded, without_shared_tables
 from parity.port.side_runs import MASK, SideRuns, _roundoff
@@ -180,6 +180,9 @@ def test_hidden_elements_are_held_to_the_rule_of_their_edge(name: str, edge: Por
     for other in (np.s_[:3], np.s_[:, None]):
         assert bounds.hidden(edge, kind, "x", actual[other], expected[other]) is None
     assert bounds.hidden(edge, kind, "unknown", actual, expected) is None
+    # Nothing but rounding hides nothing.
+    rounding = replace(bounds, cancelled={edge: frozenset({"x"})})
+    assert rounding.hidden(edge, kind, "x", actual, expected) is None
 
 
 def refusing(*moved: Rounding) -> Callable[[Run], Trace]:
@@ -317,6 +320,21 @@ def test_a_port_that_cannot_be_compared_with_other_parameters_would_not_hold():
 
     assert not _would_hold(port, Holding(stops))
     assert not _would_hold(port, Holding(lambda how: sys.exit(3)))
+
+
+def test_a_comparison_with_other_parameters_is_made_once_and_in_full(monkeypatch):
+    """It measures no floor again, and it looks for no exchange."""
+    asked: list[tuple[object, bool]] = []
+
+    def compared(port: Port, *, again: bool):
+        asked.append((port.port, again))
+        return double(Report, holds=len(asked) == 1)
+
+    monkeypatch.setattr(sys.modules[Port.__module__], "_compare", compared)
+    original, other = Holding(refusing()), Holding(refusing())
+    port = Port("hold", original, Holding(refusing()))
+    assert _would_hold(port, other) and not _would_hold(port, other)
+    assert asked == [(other, False)] * 2
 
 
 def reordered(port: str, *originals: str) -> Pair:
@@ -1033,6 +1051,9 @@ def test_the_original_s_error_in_bfloat16_is_relative_to_its_own_float64():
     stages, _, _ = narrow_rows(original, narrow_runs(None, lambda how: False))
     assert [stage.original for stage in stages] == [0.0, 0.25]
     assert [stage.port for stage in stages] == [0.0, 0.0]
+    # Or to its float32 run, where it has no other.
+    original.wide = None
+    assert narrow_rows(original, narrow_runs(None, lambda how: False))[0] == stages
 
 
 EFFECT = StagePair("a", "a", identity((2,)), AlignedBy.NAME, 1.0)
@@ -1200,6 +1221,17 @@ def test_a_stage_with_a_mask_on_either_side_is_not_fed_and_no_result_is(side: st
     )
     found = replaceable(original.best, same("a", "b", "out"), original, port)
     assert list(found) == ["b"]
+
+
+def test_a_stage_is_fed_with_its_padding():
+    """A filter along the sequence may carry it into what is compared."""
+    stages = {"a": [[3.0, 4.0]], "out": [[1.0, 2.0]]}
+    runs = SideRuns(Scripted(lambda how: trace(**stages)), np.array([[True, False]]))
+    pairs = tuple(StagePair(n, n, identity((1, 2)), AlignedBy.NAME, 0.0) for n in stages)
+    names = Correspondence(Alignment(pairs, {}, {}), Matching(()))
+    assert runs.best.stages["a"].tolist() == [[3.0, 0.0]]
+    fed = replaceable(runs.best, names, runs, runs)
+    assert {name: x.tolist() for name, x in fed.items()} == {"a": stages["a"]}
 
 
 def test_a_mask_has_no_noise_of_its_own():

@@ -747,6 +747,16 @@ def test_a_name_that_no_side_returns_is_refused_with_those_that_the_original_ret
         compare(ported(original, port, not_compared={"ids": "known", "other": "x"}))
 
 
+def test_every_notice_of_a_comparison_is_kept():
+    original = Side(refuses=(Precision.FLOAT64, Precision.BFLOAT16))
+    report = compare(ported(original, Side(stages=OTHER, forced=False)))
+    assert [notice.split(":")[0] for notice in report.notices] == [
+        "scripted does not run in float64",
+        "the original does not run in bfloat16",
+        "stages were not tested one by one on correct inputs",
+    ]
+
+
 @pytest.mark.parametrize("refuses", ["original", "port"])
 def test_a_report_tells_which_side_does_not_run_in_bfloat16(refuses: str):
     none = (Precision.BFLOAT16,)
