@@ -667,6 +667,9 @@ def test_masks_of_both_sides_are_none_of_the_wrong_elements():
     truth, forced = (np.array([1.0, x, *masked]) for x in (2.0, 5.0))
     place = _place(WIDE, {"s": forced}, {"s": forced}, {"s": truth}, {"s": truth}, {"s": 2.0**-50})
     assert [(w.index, w.actual, w.expected) for w in place.worst] == [((1,), 5.0, 2.0)]
+    # Nor do they make an error NaN, in the port's own run or fed the right values.
+    [stage] = place.stages
+    assert stage.free == stage.forced == pytest.approx(3.0 / math.hypot(1.0, 2.0))
     # An infinity of one side alone is a wrong element.
     forced[2] = 0.0
     place = _place(WIDE, {"s": forced}, {"s": forced}, {"s": truth}, {"s": truth}, {"s": 2.0**-50})
