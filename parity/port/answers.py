@@ -42,7 +42,13 @@ def read_answers(path: Path | str | None) -> dict[str, Answer]:
 
     Empty if `path` is None or there is no such file.
     """
-    if path is None or not Path(path).exists():
+    if path is None:
+        return {}
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        # Before the search for conversions, since questions are written to the file after it.
+        raise AnswerError(f"expected a folder {folder} for {path}; create it")
+    if not Path(path).exists():
         return {}
     try:
         content = read_json_object(Path(path))

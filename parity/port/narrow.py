@@ -15,6 +15,7 @@ from parity.engine.measure.compare import Comparison
 from parity.engine.measure.measurement import Kind, Measurement
 from parity.engine.measure.metrics import relative_l2, without_shared_infinities
 from parity.port.correspondence import Correspondence
+from parity.port.ledger import NO_OUTPUT
 from parity.port.rounding_floors import norms_of, responses_of, stage_bound
 from parity.port.side_runs import SideRuns
 from parity.sides.captured import CapturedSide
@@ -79,7 +80,9 @@ def compare_narrow(
             f"the original runs in bfloat16 and the port does not: {error}. If the port is not "
             "meant to run in bfloat16, set Port(bfloat16=False)"
         )
-        return (), (comparison.unmeasured(port.best.outputs[0], why),), ()
+        # A case may compare whole numbers and bools only.
+        first, *_ = (*port.best.outputs, *port.best.exact, NO_OUTPUT)
+        return (), (comparison.unmeasured(first, why),), ()
     theirs = theirs or {}
     floors, why = _floors(port, truth)
     notices += why

@@ -83,9 +83,10 @@ def test_an_exchange_and_a_transposition_are_found_by_comparing(adopted: Adoptio
     assert adopted.holds and not adopted.questions and not adopted.unused, adopted.text()
     # The softmax cancels the bias of the key, which is in `wq`.
     assert len(adopted.confirmed) == 9 and adopted.inferred == {"wq.bias"}
-    assert len(adopted.changed) == 2
-    assert any("wk and wq exchanged" in change for change in adopted.changed)
-    assert any("out.kernel in the other order of axes" in change for change in adopted.changed)
+    # In the order in which they were made, as the stages are computed.
+    exchange, transposition = adopted.changed
+    assert "wk and wq exchanged" in exchange
+    assert "out.kernel in the other order of axes" in transposition
     assert "9 of 10 parameters of the port are confirmed" in adopted.text()
     assert "no result depends on wq.bias" in adopted.text()
 
@@ -328,6 +329,7 @@ def test_without_noise_equal_parameters_are_not_confirmed() -> None:
     ("answer", "says"),
     [
         ({"none.kernel": None}, "none.kernel is no parameter of the port"),
+        ({"w{}.kernel": None}, r"w\{\}.kernel is no parameter of the port"),
         ({"wq.kernel": "lost.kernel"}, "names lost.kernel, which the original does not have"),
         ({"wq.kernel": "query.bias"}, r"does not fit the port's shape \(6, 6\): query.bias \(6,\)"),
         ({"wq.kernel": ["query.kernel", "key.kernel"]}, "does not fit the port's shape"),
@@ -374,6 +376,30 @@ def test_a_file_that_is_no_file_of_answers_is_refused(text: str, says: str, tmp_
     file.write_text(text, encoding="utf-8")
     with pytest.raises(AnswerError, match=says):
         adopt(given(renamed, parameters("wq", "wk", "wv", "out")), file)
+
+
+def test_a_file_of_answers_is_in_a_folder_that_exists(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    with pytest.raises(AnswerError, match=re.escape(f"expected a folder {folder} for")):
+        answers.read_answers(folder / "answers.json")
+    folder.mkdir()
+    assert answers.read_answers(folder / "answers.json") == {}
+
+
+def test_a_folder_is_no_file_of_answers(tmp_path: Path) -> None:
+    with pytest.raises(AnswerError, match=re.escape(f"expected a file of answers at {tmp_path}")):
+        answers.read_answers(tmp_path)
+
+
+def test_a_file_of_answers_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch) -> None:
+    def refuse(file: Path) -> None:
+        raise PermissionError(f"no right to read {file.name}")
+
+    file = tmp_path / "answers.json"
+    file.write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(answers, "read_json_object", refuse)
+    with pytest.raises(AnswerError, match=r"no right to read answers\.json; correct or delete"):
+        answers.read_answers(file)
 
 
 def numbered(*shape: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,10 +23,11 @@ from parity.engine.pairing.constructions import (
 )
 from parity.engine.pairing.layouts import Layout, identity, transposition
 from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
-from parity.engine.pairing.proposal import SECOND_COPY
+from parity.engine.pairing.proposal import MOST_PARTS, SECOND_COPY
 from parity.engine.pairing.stage_pairs import Pin
 from parity.port import adopt, construction_search
 from parity.port.adoption import Adoption
+from parity.port.answers import AnswerError
 from parity.port.compare import Port
 from parity.port.construction_search import (
     CHOICES,
@@ -149,6 +151,12 @@ def test_what_no_result_shows_is_inferred_if_every_neighbour_is_confirmed_in_one
         # One of two neighbours shows nothing of the module.
         search.effective = frozenset({"m.w"})
         assert search.confirmed() == {"m.w"} and search.inferred() == set()
+    # So are those of the port, whatever modules the original has.
+    made = {leaf: f"m.{leaf}" for leaf in ("w", "v", "b")}
+    held = {f"m.{name[-1]}": x for name, x in held.items()}
+    search = searching(held, {leaf: held[name] for leaf, name in made.items()}, made)
+    search.agreed, search.effective = True, frozenset({"w", "v"})
+    assert search.confirmed() == {"w", "v"} and search.inferred() == set()
 
 
 @pytest.mark.parametrize(("other", "inferred"), [("m.c", set()), ("n.c", {"m.b"}), ("c", {"m.b"})])
@@ -161,6 +169,16 @@ def test_what_no_result_shows_is_inferred_only_if_its_module_has_no_other_of_its
     search = searching(held, port, {name: name for name in port})
     search.agreed, search.effective = True, frozenset({"m.w"})
     assert search.inferred() == inferred
+
+
+@pytest.mark.parametrize(("module", "inferred"), [("m", {"p.b"}), ("n", set())])
+def test_what_no_result_shows_is_inferred_only_beside_neighbours_of_one_module(module, inferred):
+    made = {"p.w": "m.w", "p.v": f"{module}.v", "p.b": "m.b"}
+    shapes = {"w": (2, D), "v": (4, D), "b": (D,)}
+    held = {name: draw(*shapes[name[-1]], seed=n) for n, name in enumerate(made.values())}
+    search = searching(held, {name: held[own] for name, own in made.items()}, made)
+    search.agreed, search.effective = True, frozenset({"p.w", "p.v"})
+    assert search.confirmed() == {"p.w", "p.v"} and search.inferred() == inferred
 
 
 @pytest.mark.parametrize(("second", "inferred"), [("n.", {"p.b"}), ("", set())])
@@ -194,6 +212,13 @@ def test_a_matrix_of_one_number_is_not_told_from_others_by_its_transpose():
     search = searching(held, held, {name: name for name in held})
     search.theirs = held
     assert search._distinct() == {"one", "row"}
+
+
+def test_without_noise_a_constant_is_not_told_from_others_and_one_number_is():
+    held = {"zeros": np.zeros(2), "ones": np.ones(D), "number": draw(1), "values": draw(D)}
+    search = searching(held, held, {name: name for name in held})
+    search.theirs, search.has_noise = held, False
+    assert search._distinct() == {"number", "values"}
 
 
 def test_pieces_that_were_not_tested_are_not_confirmed(monkeypatch: pytest.MonkeyPatch):
@@ -378,6 +403,32 @@ def test_a_result_that_a_parameter_makes_nan_depends_on_it():
         assert _differs(side, {"w": np.full(D, value)}, Run(), base, bounds) == differs
 
 
+def test_a_change_has_an_effect_beyond_the_bound_of_relative_errors_alone():
+    """A count of flips has a tolerance too, which is 0."""
+
+    def plus(p: Arrays, mark: Mark) -> np.ndarray:
+        return X @ p["w"] + np.float32(1e-3) * p["v"]
+
+    held = {"w": draw(D, D), "v": draw(D, seed=1)}
+    search = searching(held, held, {name: name for name in held}, plus)
+    rows = [row("output", Verdict.PASS, tolerance=1e-2)]
+    rows += [row("output", Verdict.PASS, metric="top1_flips", value=0.0, tolerance=0.0)]
+    search._test_effects(reported(rows))
+    assert search.effective == {"w"}
+
+
+def test_tables_of_whole_numbers_are_not_converted(tmp_path):
+    held = {"w": draw(D, D), "ids": np.arange(D)}
+    sides = [Program(lambda p, mark: X[:, p["ids"].astype(int)] @ p["w"], held) for _ in "ab"]
+    port = Port("search", *sides, gradients=False, bfloat16=False)
+    found = adopt(port)
+    assert found.holds and {*found.parameters} == found.confirmed == {"w"}
+    file = tmp_path / "answers.json"
+    file.write_text('{"answers": {"ids": "w"}}', encoding="utf-8")
+    with pytest.raises(AnswerError, match="ids is no parameter of the port"):
+        adopt(port, file)
+
+
 @pytest.mark.parametrize(("share", "needed"), [(1e-3, False), (1.0, True)])
 def test_a_constant_is_needed_if_a_result_leaves_the_widest_bound_without_it(share, needed):
     """The original's results have names of their own, so that none of the bounds is theirs."""
@@ -487,6 +538,17 @@ def test_the_order_of_use_decides_where_names_are_numbers_or_an_original_is_used
     copies = {"first.w": "a.w", "second.w": "a.w"}
     search = searching(held, port, copies, chained("a", "b"), ours, notes={"second.w": SECOND_COPY})
     assert originals(search) == {"first.w": ("a.w",), "second.w": ("b.w",)}
+
+
+def test_one_numbered_part_makes_a_whole_construction_unsure():
+    """The order of use then pairs both parts anew."""
+    held = {f"{name}.w": draw(D, D, seed=n) for n, name in enumerate(("0", "a"))}
+    port = {name: draw(D, D) for name in ("first.w", "second.w")}
+    place = whole((D, D))
+    fused = Construction((D, D), tuple(Piece(n, place, identity((D, D)), place) for n in held))
+    theirs, ours = chained("0", "a"), chained("first", "second")
+    search = searching(held, port, {"first.w": fused}, theirs, ours)
+    assert originals(search) == {"first.w": ("0.w",), "second.w": ("a.w",)}
 
 
 def test_a_parameter_that_keeps_its_value_is_not_paired_in_the_order_of_use():
@@ -681,6 +743,30 @@ def test_an_answer_keeps_the_order_of_its_parts():
             assert construction.parameters == names[name].parameters[::-1]
 
 
+@pytest.mark.parametrize("count", [1, 2, MOST_PARTS, MOST_PARTS + 1])
+def test_every_order_of_a_few_parts_is_tried(count: int):
+    """Of many parts there are too many orders, and terms of a sum have none."""
+    names = [f"part{n}" for n in range(count)]
+    fused = stacked(*names, rows=1)
+    held = {name: draw(1, D, seed=n) for n, name in enumerate(names)}
+    search = searching(held, {"w": draw(count, D)}, {"w": fused})
+    tried = [made["w"].parameters for _, made in search._reordered("w")]
+    orders = itertools.permutations(names) if count <= MOST_PARTS else ()
+    assert tried == [order for order in orders if order != (*names,)]
+    added = Construction((1, D), tuple(replace(p, place=p.part) for p in fused.pieces))
+    search = searching(held, {"w": draw(1, D)}, {"w": added})
+    assert list(search._reordered("w")) == []
+
+
+def test_an_exchange_is_the_same_from_either_parameter():
+    """Otherwise the two programs would be compared with it twice."""
+    for names in (("a.w", "a.v"), ("b.key.w", "b.query.w")):
+        held = {name: draw(D, D, seed=n) for n, name in enumerate(names)}
+        search = searching(held, held, {name: name for name in names})
+        [one], [other] = (list(search._exchanged(name, names)) for name in names)
+        assert one == other and {*one[1]} == {*names}
+
+
 def test_pins_are_not_followed_while_constructions_may_be_wrong(monkeypatch: pytest.MonkeyPatch):
     """They may name stages that differ because of a construction."""
     asked: list[Port] = []
@@ -692,10 +778,14 @@ def test_pins_are_not_followed_while_constructions_may_be_wrong(monkeypatch: pyt
     monkeypatch.setattr(construction_search, "compare", compare)
     held = {"w": draw(D, D)}
     search = searching(held, held, {"w": "w"}, lambda p, mark: X @ p["w"])
-    search.port = replace(search.port, pins=(Pin("output", "output"),), gradients=True)
+    search.port = replace(
+        search.port, pins=(Pin("output", "output"),), gradients=True, bfloat16=True
+    )
     search.run()
     # With noise and without derivatives first, then without noise and with them.
     assert [(port.pins, port.gradients) for port in asked] == [((), False), ((), True)]
+    # A port need not run in bfloat16 to be converted.
+    assert not any(port.bfloat16 for port in asked)
     assert not np.array_equal(asked[0].original.parameters()["w"], held["w"])
     assert asked[1].original.parameters()["w"] is held["w"]
 
@@ -711,6 +801,10 @@ def test_equal_inputs_are_told_if_they_have_several_elements():
     side = Program(lambda p, mark: X, {}, a=ids, b=ids.copy(), n=np.array(3), m=np.array(3))
     [notice] = _equal_inputs(side)
     assert notice.startswith("the inputs a and b are equal")
+    # Zeros of any dtype and shape are the same bytes.
+    zeros = np.zeros((2, 3))
+    others = {"b": zeros.T.copy(), "c": zeros.astype(np.int64)}
+    assert _equal_inputs(Program(lambda p, mark: X, {}, a=zeros, **others)) == []
     assert _equal_inputs(Program(lambda p, mark: X, {}, a=ids, b=ids + 1)) == []
 
 
@@ -756,6 +850,42 @@ def test_no_change_is_better_than_stages_that_were_not_tested_unless_everything_
     refused: set[str] = set()
     (sentence, _), report = next(search._improvements(placed(None, tested=False), refused))
     assert sentence == "third" and agree(report) and refused == {"first", "second"}
+
+
+def compared(search: Search, refused: set[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how many of five changes are compared, none of which helps."""
+    before = search.tries
+    wrong = placed("a")
+
+    def compare(port: Port) -> Any:
+        return wrong
+
+    monkeypatch.setattr(construction_search, "compare", compare)
+    monkeypatch.setattr(search, "_changes", lambda *given: ((name, {}) for name in "abcde"))
+    assert list(search._improvements(wrong, refused)) == []
+    return search.tries - before
+
+
+def test_a_search_ends_with_its_last_comparison(monkeypatch):
+    """A change that was refused before costs none."""
+    monkeypatch.setattr(construction_search, "TRIES", 3)
+    held = {"w": draw(D, D)}
+    search = searching(held, held, {"w": "w"})
+    refused = {"b"}
+    assert compared(search, refused, monkeypatch) == 3 and refused == {*"abcd"}
+    assert search.notices == ["stopped after 3 comparisons"]
+    search.notices.clear()
+    assert compared(search, {"a"}, monkeypatch) == 0
+    assert search.notices == ["stopped after 3 comparisons"]
+
+
+def test_a_few_changes_are_tried_for_one_stage(monkeypatch):
+    """Those that were refused before are some of them."""
+    monkeypatch.setattr(construction_search, "AT_ONE_STAGE", 3)
+    held = {"w": draw(D, D)}
+    for refused, tries in ((set(), 3), ({"a", "e"}, 2), ({"a", "b", "c"}, 0)):
+        search = searching(held, held, {"w": "w"})
+        assert compared(search, refused, monkeypatch) == tries and search.notices == []
 
 
 def test_parameters_of_one_place_in_modules_that_differ_in_numbers_are_of_one_kind():

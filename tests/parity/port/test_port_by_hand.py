@@ -21,7 +21,7 @@ from parity.engine.measure.rounding_noise import UNIT_ROUNDOFF
 from parity.engine.pairing.alignment import AlignedBy, Alignment
 from parity.engine.pairing.constructions import Construction, Piece, copied, cut, whole
 from parity.engine.pairing.layouts import identity
-from parity.engine.pairing.parameter_pairs import Matching, Means, Pair
+from parity.engine.pairing.parameter_pairs import Matching, Means, Pair, Unmatched
 from parity.engine.pairing.stage_pairs import Pair as StagePair
 from parity.engine.programs.operations import Unknown
 from parity.engine.programs.source_lines import LINES
@@ -44,13 +44,14 @@ from parity.port.consequences import has_effect, notice_of
 from parity.port.conversion import TRIED, untransposed
 from parity.port.correspondence import Correspondence
 from parity.port.hidden import Hidden, Squares, hidden
+from parity.port.ledger import NO_OUTPUT
 from parity.port.localisation import ROOM, Place, _depending, _place, localise, replaceable
 from parity.port.narrow import compare_narrow
-from parity.port.report import EXCHANGED
+from parity.port.report import EXCHANGED, Report
 from parity.port.rounding_floors import Noise, PortBounds, norms_of, stage_bound
 from parity.port.same_numbers import exact_sums, folded, without_shared_tables
 from parity.port.side_runs import MASK, SideRuns, _roundoff
-from parity.port_tolerances import NARROWING, PORTS, PortEdge
+from parity.port_tolerances import NARROWING, PORTS, STUDENT, PortEdge
 from parity.sides.captured import CapturedSide
 from parity.sides.side import Precision, Rounding, Run, SideError, Trace
 from tests.helpers import double
@@ -179,6 +180,9 @@ def test_hidden_elements_are_held_to_the_rule_of_their_edge(name: str, edge: Por
     for other in (np.s_[:3], np.s_[:, None]):
         assert bounds.hidden(edge, kind, "x", actual[other], expected[other]) is None
     assert bounds.hidden(edge, kind, "unknown", actual, expected) is None
+    # Nothing but rounding hides nothing.
+    rounding = replace(bounds, cancelled={edge: frozenset({"x"})})
+    assert rounding.hidden(edge, kind, "x", actual, expected) is None
 
 
 def refusing(*moved: Rounding) -> Callable[[Run], Trace]:
@@ -318,6 +322,21 @@ def test_a_port_that_cannot_be_compared_with_other_parameters_would_not_hold():
     assert not _would_hold(port, Holding(lambda how: sys.exit(3)))
 
 
+def test_a_comparison_with_other_parameters_is_made_once_and_in_full(monkeypatch):
+    """It measures no floor again, and it looks for no exchange."""
+    asked: list[tuple[object, bool]] = []
+
+    def compared(port: Port, *, again: bool):
+        asked.append((port.port, again))
+        return double(Report, holds=len(asked) == 1)
+
+    monkeypatch.setattr(sys.modules[Port.__module__], "_compare", compared)
+    original, other = Holding(refusing()), Holding(refusing())
+    port = Port("hold", original, Holding(refusing()))
+    assert _would_hold(port, other) and not _would_hold(port, other)
+    assert asked == [(other, False)] * 2
+
+
 def reordered(port: str, *originals: str) -> Pair:
     """Return a pair whose parameter is a sum of originals in another order."""
     one = whole((2, 2))
@@ -352,6 +371,39 @@ def test_an_order_is_shown_by_derivatives_that_use_every_row_and_column_of_each_
     both = _Both(Correspondence(Alignment((), {}, {}), Matching((*pairs, placed))), runs, runs)
     shown = {"+".join(names) for names, expected in cases.items() if expected}
     assert both.shown_by_derivatives() == shown
+
+
+def close(*errors: float, pairs: tuple[Pair, ...] = (), alone: tuple[Unmatched, ...] = ()) -> bool:
+    """Return whether more seeds might let gates pass whose errors are these, in tolerances."""
+    runs = SideRuns(Scripted(refusing()), None)
+    known = Matching(pairs, unmatched_port=alone)
+    both = _Both(Correspondence(Alignment((), {}, {}), known), runs, runs)
+    noises = {side: noise(side) for side in ("original", "port")}
+    bounds, edge = PortBounds.of(*noises.values()), E.PORT32_PORT64
+    tolerance = bounds.bound(edge, Kind.BLOCK, WORK, "stage")
+    gate = measurement(edge=edge, kind=Kind.BLOCK, quantity="stage", tolerance=tolerance)
+    rows = [
+        replace(gate, value=x * tolerance, verdict=Verdict.FAIL if x > 1 else Verdict.PASS)
+        for x in errors
+    ]
+    return both._is_close(rows, noises, WORK)
+
+
+def test_more_seeds_are_asked_for_where_each_gate_that_fails_is_near_its_tolerance():
+    near, far = STUDENT * (1 - 2.0**-10), STUDENT * (1 + 2.0**-10)
+    assert close(0.5, near, near)
+    for errors in ((), (0.5,), (far,), (near, far), (far, near)):
+        assert not close(*errors)
+
+
+def test_more_seeds_are_not_asked_for_where_a_parameter_is_wrong():
+    """A parameter in another order may be right."""
+    held = {means: Pair(means, copied("w", (2, 2)), means) for means in Means}
+    for means in (Means.VALUE, Means.ROUNDED, Means.NAME, Means.REORDERED):
+        assert close(2.0, pairs=(held[means],))
+    for means in (Means.SLICE, Means.NEAR):
+        assert not close(2.0, pairs=(held[Means.VALUE], held[means]))
+    assert not close(2.0, pairs=(held[Means.VALUE],), alone=(Unmatched("w", (2, 2)),))
 
 
 def test_a_parameter_that_the_port_holds_more_often_than_the_original_is_told():
@@ -615,6 +667,9 @@ def test_masks_of_both_sides_are_none_of_the_wrong_elements():
     truth, forced = (np.array([1.0, x, *masked]) for x in (2.0, 5.0))
     place = _place(WIDE, {"s": forced}, {"s": forced}, {"s": truth}, {"s": truth}, {"s": 2.0**-50})
     assert [(w.index, w.actual, w.expected) for w in place.worst] == [((1,), 5.0, 2.0)]
+    # Nor do they make an error NaN, in the port's own run or fed the right values.
+    [stage] = place.stages
+    assert stage.free == stage.forced == pytest.approx(3.0 / math.hypot(1.0, 2.0))
     # An infinity of one side alone is a wrong element.
     forced[2] = 0.0
     place = _place(WIDE, {"s": forced}, {"s": forced}, {"s": truth}, {"s": truth}, {"s": 2.0**-50})
@@ -973,6 +1028,23 @@ def test_a_capture_of_the_port_without_bfloat16_is_told_and_fails_nothing():
         )
 
 
+@pytest.mark.parametrize(
+    ("outputs", "named"), [(("a", "out"), "a"), (("out",), "out"), ((), "ids"), (None, NO_OUTPUT)]
+)
+def test_a_port_without_bfloat16_fails_by_its_first_result(outputs, named: str):
+    """Which is a whole number where no other result is compared."""
+
+    def refuses(how: Run) -> Trace:
+        raise SideError("no bfloat16")
+
+    exact = replace(trace(outputs or (), a=FOUR, out=FOUR), exact={"ids": np.arange(2)})
+    if outputs is None:
+        exact = replace(exact, exact={})
+    port = double(SideRuns, side=None, wide=exact, best=exact, run=refuses)
+    _, [row], _ = narrow_rows(narrow_runs(None, lambda how: False), port)
+    assert (row.quantity, row.verdict) == (named, Verdict.NOT_COMPARABLE)
+
+
 def test_the_original_s_error_in_bfloat16_is_relative_to_its_own_float64():
     def run(how: Run) -> Trace:
         return trace(a=FOUR, out=2.5 * FOUR)
@@ -982,6 +1054,9 @@ def test_the_original_s_error_in_bfloat16_is_relative_to_its_own_float64():
     stages, _, _ = narrow_rows(original, narrow_runs(None, lambda how: False))
     assert [stage.original for stage in stages] == [0.0, 0.25]
     assert [stage.port for stage in stages] == [0.0, 0.0]
+    # Or to its float32 run, where it has no other.
+    original.wide = None
+    assert narrow_rows(original, narrow_runs(None, lambda how: False))[0] == stages
 
 
 EFFECT = StagePair("a", "a", identity((2,)), AlignedBy.NAME, 1.0)
@@ -1134,6 +1209,10 @@ def test_a_norm_is_folded_into_matrices_that_hold_a_multiple_of_each_row_or_colu
     assert folded(["m.w"], columns, original | {"norm": scale[:3]}, ["norm"]) == set()
     nothing = original | {"m.w": np.where(np.arange(4)[:, None] == 2, 0.0, original["m.w"])}
     assert folded(["m.w"], port, nothing, ["norm"]) == set()
+    # In a row of zeros and negative numbers, a zero is the largest and shows no factor.
+    below = original | {"m.w": -np.abs(original["m.w"]) * [0.0, 1.0, 1.0]}
+    scaled = port | {"m.w": scale[:, None] * below["m.w"]}
+    assert folded(["m.w"], scaled, below, ["norm"]) == {"m.w"}
 
 
 @pytest.mark.parametrize("side", ["original", "port"])
@@ -1145,6 +1224,17 @@ def test_a_stage_with_a_mask_on_either_side_is_not_fed_and_no_result_is(side: st
     )
     found = replaceable(original.best, same("a", "b", "out"), original, port)
     assert list(found) == ["b"]
+
+
+def test_a_stage_is_fed_with_its_padding():
+    """A filter along the sequence may carry it into what is compared."""
+    stages = {"a": [[3.0, 4.0]], "out": [[1.0, 2.0]]}
+    runs = SideRuns(Scripted(lambda how: trace(**stages)), np.array([[True, False]]))
+    pairs = tuple(StagePair(n, n, identity((1, 2)), AlignedBy.NAME, 0.0) for n in stages)
+    names = Correspondence(Alignment(pairs, {}, {}), Matching(()))
+    assert runs.best.stages["a"].tolist() == [[3.0, 0.0]]
+    fed = replaceable(runs.best, names, runs, runs)
+    assert {name: x.tolist() for name, x in fed.items()} == {"a": stages["a"]}
 
 
 def test_a_mask_has_no_noise_of_its_own():

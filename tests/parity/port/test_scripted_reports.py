@@ -252,6 +252,17 @@ def test_stages_have_the_room_of_the_tables_of_the_original_and_not_of_the_port(
     assert min(constants.values()) > QUIET * SUMS
 
 
+def test_no_result_of_either_side_is_taken_for_another_quantity(monkeypatch):
+    asked: list[set[str]] = []
+
+    def compensated(alignment, rows, place, outputs):
+        asked.append({*outputs})
+
+    monkeypatch.setattr(sys.modules[compare.__module__], "compensated", compensated)
+    compare(ported(gradients=False, bfloat16=False))
+    assert asked == [{"out", "result"}]
+
+
 @pytest.mark.parametrize(
     "how",
     [
@@ -584,6 +595,22 @@ def test_a_parameter_of_either_side_alone_is_told():
         compare(ported(port=Side(stages=OTHER, weight=WEIGHT**2 + 0.5), bfloat16=False))
 
 
+class Bare(Side):
+    """A side whose numbers are written in its code."""
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return {}
+
+
+def test_a_port_without_parameters_shares_none_and_is_compared_all_the_same():
+    """It computes with constants; one whose parameters are all of its own was not converted."""
+    report = compare(ported(port=Bare(stages=OTHER), gradients=False, bfloat16=False))
+    assert report.holds and report.matching.unmatched_original[0].name == "w"
+    assert any("no parameter of the port holds the original's w" in n for n in report.notices)
+    with pytest.raises(PortError, match="the two sides share no parameter"):
+        compare(ported(Bare(), gradients=False, bfloat16=False))
+
+
 def test_a_parameter_of_one_number_is_missed_too():
     port = ported(Holder({"scale": np.ones(1)}, {}), bfloat16=False)
     both = _Both(Correspondence(Alignment((), {}, {}),
@@ -621,6 +648,8 @@ def test_a_side_that_is_not_deterministic_tells_what_it_could_not_run():
         "the original is not deterministic",
         "the port is not deterministic",
     ]
+    # The original's changes alone would make the port's numbers differ.
+    assert report.sentence() == f"twin/case: {report.measurements[0].note}"
     told = "scripted does not run in float64: no float64"
     assert report.notices == (told, told, "nothing else was compared")
 
@@ -710,10 +739,22 @@ def test_a_result_of_the_port_alone_may_be_left_out_too():
 
 
 def test_a_name_that_no_side_returns_is_refused_with_those_that_the_original_returns():
-    original = Side(exact={"ids": np.arange(2)}, unread={"n": "a str, not an array"})
-    port = Side(stages=OTHER, exact={"ids": np.arange(2)})
-    with pytest.raises(PortError, match=r"names other, which .* expected outputs such as out, n$"):
+    whole = {"ids": np.arange(2), "counts": np.arange(3)}
+    original = Side(exact=whole, unread={"n": "a str, not an array"})
+    port = Side(stages=OTHER, exact=whole)
+    told = r"names other, which .* expected outputs such as out, counts, n$"
+    with pytest.raises(PortError, match=told):
         compare(ported(original, port, not_compared={"ids": "known", "other": "x"}))
+
+
+def test_every_notice_of_a_comparison_is_kept():
+    original = Side(refuses=(Precision.FLOAT64, Precision.BFLOAT16))
+    report = compare(ported(original, Side(stages=OTHER, forced=False)))
+    assert [notice.split(":")[0] for notice in report.notices] == [
+        "scripted does not run in float64",
+        "the original does not run in bfloat16",
+        "stages were not tested one by one on correct inputs",
+    ]
 
 
 @pytest.mark.parametrize("refuses", ["original", "port"])
@@ -1211,6 +1252,15 @@ def test_a_parameter_in_two_parts_was_compared_where_both_were():
     # A result without a partner has its rows under its own name.
     alone = ledger_of(gates("o", {}), Trace({}, ("o",)), {}, matching, left_out={"z": "left out"})
     assert alone == (Entry("o", Role.OUTPUT, "", True), Entry("z", Role.OUTPUT, reason="left out"))
+
+
+def test_the_reason_is_the_first_note_of_any_gate():
+    """The gate of another edge may have none."""
+    bad = {"verdict": Verdict.NOT_COMPARABLE}
+    edges = zip((WIDE[3], E.ORIGINAL32_PORT64, WIDE[0]), ("", "infinite", "other"), strict=True)
+    rows = gates("o", *({**bad, "edge": edge, "note": note} for edge, note in edges))
+    [entry] = ledger_of(rows, Trace({}, ("o",)), {}, Matching(()), left_out={})
+    assert entry == Entry("o", Role.OUTPUT, reason="infinite")
 
 
 def test_no_result_makes_a_row_that_cannot_pass():

@@ -110,12 +110,21 @@ def test_one_object_as_both_sides_is_refused() -> None:
             compare(Port("itself", *sides, **FAST))
 
 
+class Runner:
+    """It runs, and is no side all the same."""
+
+    def run(self) -> None:
+        raise AssertionError("not run")
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ([1, 2], r"expected a parity\.Port, got a list of 2: compare one port at a time"),
+        ((1, 2, 3), r"expected a parity\.Port, got a tuple of 3: compare one port at a time"),
         ("mlp", r"expected a parity\.Port, got a str"),
         ("module", r"expected a side as port=, such as parity\.TorchSide.*, got a Two"),
+        ("runner", r"expected a side as port=, such as parity\.TorchSide.*, got a Runner"),
     ],
 )
 def test_what_is_no_port_of_two_sides_is_refused_in_words(
@@ -123,9 +132,10 @@ def test_what_is_no_port_of_two_sides_is_refused_in_words(
 ) -> None:
     # As for users: in tests beartype refuses it before.
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    if given == "module":
+    if given in ("module", "runner"):
         module = Two(lambda a, b: a + b)
-        given = Port("a module", TorchSide(module, X), module, **FAST)
+        port = module if given == "module" else Runner()
+        given = Port("no side", TorchSide(module, X), port, **FAST)
     with pytest.raises(PortError, match=told):
         compare(given)
 

@@ -539,17 +539,17 @@ class Held:
 def test_the_work_of_a_port_is_all_that_decides_its_numbers() -> None:
     """Each part of it by itself: rows of other work are no history of one another."""
 
-    def digest(title="port", kinds=("torch", "jax"), **changed) -> str:
+    def digest(title="port", kinds=("torch", "jax"), case="", **changed) -> str:
         def side(which: int, kind: str) -> Held:
             weights = changed.get(f"w{which}", np.ones((2, 3), np.float32))
             return Held(kind, weights, changed.get(f"x{which}", np.zeros(4, np.float32)))
 
-        return _digest(Port(title, *map(side, range(2), kinds)))
+        return _digest(Port(title, *map(side, range(2), kinds), case=case))
 
     same = np.ones((2, 3), np.float32)
     other = same.copy()
     other[1, 2] = np.nextafter(np.float32(1), np.float32(2))
-    digests = [digest(), digest("other"), digest(kinds=("torch", "flax"))]
+    digests = [digest(), digest("other"), digest(kinds=("torch", "flax")), digest(case="padding")]
     for which in "01":
         for w in (other, same.reshape(3, 2), same.view(np.int32), same.astype(np.float64)):
             digests.append(digest(**{f"w{which}": w}))
