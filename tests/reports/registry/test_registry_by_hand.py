@@ -1464,6 +1464,9 @@ def test_every_file_that_a_verdict_could_not_use_is_told(tmp_path: Path, pinned:
     judged = judge_stored(folder)
     names = [why.partition(" is not used")[0] for why in judged.unusable_pins]
     assert names == ["cpu-x-recorded.json", "retired.json"]
+    # The file of retired work is no pinned baseline.
+    counted = " 1 pinned baseline was not used (cpu-x-recorded.json)."
+    assert judged.decision.sentence.endswith(counted)
     assert [place.name for place, _ in judged.history.unreadable] == ["damaged", "pinned", "pinned"]
 
 

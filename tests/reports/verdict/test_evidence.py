@@ -156,6 +156,21 @@ def test_values_are_compared_exactly_where_the_host_of_the_case_is_the_same(
     assert decide(several(*now), before).counts.changed == changed
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_case_of_no_part_of_a_night_of_several_hosts_was_measured_anywhere(known: bool) -> None:
+    """Also on another host than the first, which the environment of the night is of."""
+
+    def night_of(value: float, **changes: Any) -> Run:
+        made = run(*(measurement(case=name, value=value) for name in "abc"), **changes)
+        parts = [PartInfo(name, "n", name, cases=(name,)) for name in "ab"]
+        parts += [PartInfo("c", "n", "c", cases=("c",))] * known
+        return replace(made, manifest=replace(made.manifest, parts=tuple(parts)))
+
+    before = night_of(2e-6, id="before", created="2026-10-01T21:30:00+00:00")
+    changes = decide(night_of(1e-6), before).changes
+    assert [c.case for c in changes if c.what is What.CHANGED] == ["a", "b", "c"][: 2 + known]
+
+
 def test_a_night_that_drifted_from_the_pinned_run_is_no_anchor(tmp_path: Path, pinned) -> None:
     """It would hide the drift from every later night of its machine."""
     pin = pin_of(night(host=THERE), {}, "as measured", "2026-10-01")

@@ -340,6 +340,15 @@ def test_work_of_earlier_runs_is_known_with_the_newest_run_that_did_it(
     assert (selected.suites, selected.groups) == ({}, {})
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_group_of_gates_in_two_suites_is_of_the_last_by_name(tmp_path: Path, first: int) -> None:
+    """In whatever order its gates are stored; a gate of no suite takes none from the others."""
+    rows = [measurement(quantity=name, suite=name) for name in ("seams", "parity", "")]
+    write_run(tmp_path, earlier(*rows[first:], *rows[:first], day=11))
+    found = load_history(tmp_path, run(*rows)).earlier.groups
+    assert [seen.suite for seen in found.values()] == ["seams"]
+
+
 def test_work_of_every_damaged_run_is_known(tmp_path: Path) -> None:
     suites = [{"name": n, "status": "ran", "planned": 1, "executed": 1} for n in "abc"]
     nights = [earlier(measurement(), day=11 + n, suites=suites[n : n + 1]) for n in range(3)]

@@ -435,6 +435,9 @@ def test_of_each_group_one_drift_speaks() -> None:
     assert found.not_yet == (c[0], b[1], a[1])
     assert found.unseen == (c[0], a[1])
     assert found.largest == c[0]
+    # Growth by the largest factor that passes is none that nobody has seen.
+    at = of_group("u", "typical", UNSEEN, 4.0), of_group("u", "worst", UNSEEN, 4.0)
+    assert PinComparison(pin, False, (), 1, at).unseen == ()
     assert not any(d.broken for d in narrow)
     assert not of_group("n", "worst", 0.5, 2.0).broken
     nothing = PinComparison(pin, False, (), 0, ())
@@ -694,6 +697,19 @@ def test_meshes_that_both_runs_measured_are_pooled_without_the_others() -> None:
     assert (found.levels, found.covered) == (len(now), len(now) - 1)
     assert {group[0] for group in ours} == {common, names[2]}
     assert {group[0] for group in theirs.groups} == {common}
+
+
+def test_meshes_of_a_program_are_one_level_that_is_asked_of_no_second_pin() -> None:
+    """Nor is a mesh that the newer pin lacks: alone it says nothing of another machine."""
+    names = [f"mesh net data={n}" for n in (2, 4, 8)]
+    rows = [measurement(case=n, identity=n, edge="mesh32:one32") for n in names]
+    newer, older = (
+        pin_of(run(*of, id=name, host={"vendor": name}), {}, "why", "2026-11-01")
+        for name, of in (("newer", rows[:2]), ("older", rows))
+    )
+    night = run(*rows)
+    [found] = compare_with_pins(night, levels_of(night, {}), [newer, older])
+    assert (found.pin.run, found.comparable, found.covered) == ("newer", 1, 2)
 
 
 def test_a_comparison_without_a_mesh_in_its_name_is_pooled_with_none() -> None:
