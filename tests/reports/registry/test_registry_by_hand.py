@@ -421,6 +421,10 @@ def test_a_whole_copy_is_no_newer_run_and_another_run_of_its_id_is(tmp_path: Pat
     for file in folder.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     assert look_up(root, "latest").newer == ()
+    # Nor where the run itself is in a folder of another name.
+    moved = folder.rename(root / "moved")
+    assert look_up(root, "latest").newer == ()
+    moved.rename(folder)
     reseal(copy, commit="another")
     [(newer, _)] = look_up(root, "latest").newer
     assert newer == copy
@@ -830,6 +834,7 @@ def test_what_was_never_measured_is_answered_with_what_is_alike(tmp_path: Path) 
         (["port", "pytest", "nightly", "port"], "nightly"),
         (["port", "pytest"], "pytest"),
         (["pytest", "port", "bench"], "port"),
+        (["port", "port", "pytest"], "pytest"),
         (["bench"], "nightly"),
         ([], "nightly"),
     ],
@@ -1442,6 +1447,9 @@ def test_a_damaged_run_is_as_new_as_the_newer_of_its_two_dates(tmp_path: Path) -
         ("2026-11-07T00-00-00Z-x", "2026-11-01T00:00:00+00:00", True),
         ("undated", "2026-11-06T21:30:01+00:00", True),
         ("undated", "2026-11-06T21:29:59+00:00", False),
+        # What is no text is no date: the folder is as old as its last change, which is just now.
+        ("undated", 20261101, True),
+        ("2026-11-01T00-00-00Z-x", 20261107, False),
     ):
         (folder := tmp_path / name).mkdir()
         (folder / "run.json").write_text(json.dumps({"created": created}), encoding="utf-8")

@@ -205,6 +205,16 @@ def test_a_machine_that_cannot_be_identified_has_no_anchor_to_keep(tmp_path: Pat
     assert [folder for folder, why in made.spared if why.startswith("anchor")] == [known]
 
 
+def test_the_baseline_of_the_only_run_on_a_device_is_kept(tmp_path: Path) -> None:
+    """It may be a run on another device, of which newer runs did other work."""
+    root = tmp_path / "runs"
+    baseline = write_run(root, night(day=1, host={}))
+    other = replace(night(day=2, host={}), measurements=(measurement(identity="other"),))
+    write_run(root, other)
+    only = write_run(root, on_gpu(night(day=3, host={})))
+    assert plan(root, 1).spared == ((baseline, f"baseline of {only.name}"),)
+
+
 @pytest.mark.parametrize("other", ["kind", "subject"])
 def test_pruning_counts_each_kind_and_subject_by_itself(tmp_path: Path, other: str) -> None:
     root = tmp_path / "runs"
@@ -284,6 +294,16 @@ def test_a_level_that_the_pinned_run_lacks_is_compared_with_the_anchor(
     # The night that anchors the new level is not pruned, although the machine has a pinned run.
     last = grown(5, 1.1e-6)
     assert (first, f"anchor of the machine of {last.name}") in plan(root, 1).spared
+
+
+def test_a_night_with_further_gates_of_a_level_is_no_anchor_of_it(tmp_path: Path) -> None:
+    """Its level is one of other gates; the oldest night of the same gates is the anchor."""
+    more = measurement(quantity="more")
+    nights = [night(1e-6, 1, more), night(day=2), night(day=3)]
+    for made in nights:
+        write_run(tmp_path, made)
+    [anchor] = anchors_of(tmp_path, night(day=4), Pins())
+    assert anchor.id == nights[1].id
 
 
 def test_a_night_of_a_few_cases_is_no_anchor(tmp_path: Path) -> None:

@@ -803,9 +803,13 @@ def test_every_level_that_any_run_of_this_machine_has_is_held() -> None:
     assert {case for case, *_ in there.held} == {"a", "b"}
 
 
-@pytest.mark.parametrize("kinds", [("recorded", "live"), ("live", "recorded"), ("live", "live")])
+@pytest.mark.parametrize(
+    "kinds",
+    [("recorded", "live"), ("live", "recorded"), ("live", "live"), ("recorded", None)],
+    ids=str,
+)
 def test_only_a_night_of_recordings_after_a_live_one_lacks_live_suites(
-    kinds: tuple[str, str],
+    kinds: tuple[str, str | None],
 ) -> None:
     now, then = (
         [{"name": name, "status": "ran", "planned": 1, "executed": 1} for name in names]

@@ -457,6 +457,9 @@ def test_nothing_is_retired_until_a_time_to_come(tmp_path, pinned) -> None:
         write_retired(pinned, [replace(entry, until=until)])
         found, why = read_retired(pinned)
         assert (bool(found), not why) == (used, used)
+        # Neither is a suite.
+        write_retired(pinned, [Retired("seams", until, "gone", ("seams",))])
+        assert bool(read_retired(pinned)[0]) is used
 
 
 def test_rows_without_a_gate_are_no_gates_of_their_group(tmp_path) -> None:
