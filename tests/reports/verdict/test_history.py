@@ -417,6 +417,15 @@ def test_a_bench_that_timed_some_of_the_same_work_is_shown(tmp_path: Path) -> No
     assert [it.id for it in benches] == [bench(1).id, newest.id]
 
 
+def test_a_bench_that_timed_nothing_is_not_shown(tmp_path: Path) -> None:
+    """Nor does it say what the newest one's work is."""
+    for day in (1, 2, 3, 4):
+        made = bench(day)
+        write_run(tmp_path, made if day % 2 else replace(made, timings=()))
+    benches = load_history(tmp_path, run(measurement())).benches
+    assert [it.id for it in benches] == [bench(1).id, bench(3).id]
+
+
 def test_benches_are_of_the_newest_one_s_work_and_not_of_one_another_s(tmp_path: Path) -> None:
     """The oldest timed some of the same work as the second, and none of the newest one's."""
     second, third = bench(2), bench(3)
