@@ -218,6 +218,10 @@ def test_a_cell_is_of_other_work_than_the_first_run_that_has_it():
         ("fail", False, None),
         ("blocked", False, None),
     ]
+    # An identity that is empty is one too.
+    gates = [{key: replace(row, identity=identity)} for identity in ("", "x", "")]
+    cells = _cells(key, gates, [{}] * 3, [None] * 3)
+    assert [cell is not None and cell.other_work for cell in cells] == [False, True, False]
     [ok] = _cells(key, [{}], [{key: finding()}], [None])
     assert ok is not None and (ok.state, ok.value, ok.tolerance) == ("pass", 1.0, 2.0)
 
