@@ -60,12 +60,14 @@ def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
         # No command of ours repeats the tests of another project.
         return _port_replays(run)
     # A known difference is selected by its own name, not by the case it was measured on.
-    cases = {
-        m.quantity if m.kind is Kind.KNOWN_DIFFERENCE else m.case
-        for m in run.measurements
-        if m.verdict is Verdict.FAIL
-    }
-    cases |= {c.case for c in decision.changes if c.what in (What.WORSE, What.DRIFTED)}
+    known = {m.key for m in run.measurements if m.kind is Kind.KNOWN_DIFFERENCE}
+    keys = [m.key for m in run.measurements if m.verdict is Verdict.FAIL]
+    keys += [
+        (c.case, c.edge, c.quantity, c.metric)
+        for c in decision.changes
+        if c.what in (What.WORSE, What.DRIFTED)
+    ]
+    cases = {key[2] if key in known else key[0] for key in keys}
     manifest = run.manifest
     selected = manifest.selected if manifest.kind is RunKind.NIGHTLY else ()
     folder = manifest.checkpoint.folder if manifest.checkpoint else ""

@@ -421,6 +421,10 @@ def test_a_whole_copy_is_no_newer_run_and_another_run_of_its_id_is(tmp_path: Pat
     for file in folder.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     assert look_up(root, "latest").newer == ()
+    # Nor where the run itself is in a folder of another name.
+    moved = folder.rename(root / "moved")
+    assert look_up(root, "latest").newer == ()
+    moved.rename(folder)
     reseal(copy, commit="another")
     [(newer, _)] = look_up(root, "latest").newer
     assert newer == copy
@@ -830,6 +834,7 @@ def test_what_was_never_measured_is_answered_with_what_is_alike(tmp_path: Path) 
         (["port", "pytest", "nightly", "port"], "nightly"),
         (["port", "pytest"], "pytest"),
         (["pytest", "port", "bench"], "port"),
+        (["port", "port", "pytest"], "pytest"),
         (["bench"], "nightly"),
         ([], "nightly"),
     ],
@@ -954,7 +959,7 @@ def test_a_run_that_cannot_be_judged_or_drawn_is_stored_all_the_same(
     assert pages == [root, root]
 
 
-@pytest.mark.parametrize("kind", ["nightly", "shard"])
+@pytest.mark.parametrize("kind", ["nightly", "port", "pytest", "shard"])
 def test_the_verdict_of_a_run_that_cannot_be_stored_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -966,7 +971,7 @@ def test_the_verdict_of_a_run_that_cannot_be_stored_is_said(
     night = replace_kind(run(failing()), kind)
     with pytest.raises(StoreError, match="no space"):
         outcomes.store(tmp_path, night, lines.append)
-    assert lines == (["verdict: REGRESSED"] if kind == "nightly" else [])
+    assert lines == (["verdict: REGRESSED"] if kind != "shard" else [])
 
     def unjudged(*_: Any) -> Any:
         return {}["level"]
@@ -977,7 +982,7 @@ def test_the_verdict_of_a_run_that_cannot_be_stored_is_said(
         monkeypatch.setattr(outcomes, "judge", judge)
         with pytest.raises(StoreError, match="no space"):
             outcomes.store(tmp_path, night, lines.append)
-        assert lines == ([f"judging failed too, with {error}"] if kind == "nightly" else [])
+        assert lines == ([f"judging failed too, with {error}"] if kind != "shard" else [])
 
 
 def test_each_run_is_an_entry_of_the_page_of_all_runs(
@@ -1442,6 +1447,9 @@ def test_a_damaged_run_is_as_new_as_the_newer_of_its_two_dates(tmp_path: Path) -
         ("2026-11-07T00-00-00Z-x", "2026-11-01T00:00:00+00:00", True),
         ("undated", "2026-11-06T21:30:01+00:00", True),
         ("undated", "2026-11-06T21:29:59+00:00", False),
+        # What is no text is no date: the folder is as old as its last change, which is just now.
+        ("undated", 20261101, True),
+        ("2026-11-01T00-00-00Z-x", 20261107, False),
     ):
         (folder := tmp_path / name).mkdir()
         (folder / "run.json").write_text(json.dumps({"created": created}), encoding="utf-8")
@@ -1464,6 +1472,9 @@ def test_every_file_that_a_verdict_could_not_use_is_told(tmp_path: Path, pinned:
     judged = judge_stored(folder)
     names = [why.partition(" is not used")[0] for why in judged.unusable_pins]
     assert names == ["cpu-x-recorded.json", "retired.json"]
+    # The file of retired work is no pinned baseline.
+    counted = " 1 pinned baseline was not used (cpu-x-recorded.json)."
+    assert judged.decision.sentence.endswith(counted)
     assert [place.name for place, _ in judged.history.unreadable] == ["damaged", "pinned", "pinned"]
 
 

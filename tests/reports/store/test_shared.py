@@ -690,6 +690,28 @@ def test_a_run_is_read_again_only_while_its_verdict_may_come(
     assert bool([path for path in asked if path.startswith(name)]) == again
 
 
+@pytest.mark.parametrize("beside", ["damaged", "waiting"])
+def test_what_was_read_for_a_list_is_on_the_storage_for_others_whatever_is_new_beside_it(
+    tmp_path: Path, machine: Any, asked: list[str], beside: str
+) -> None:
+    """A damaged run, or one whose verdict may still come, has no line there."""
+    (tmp_path / "remote").mkdir()
+    address = f"file://{tmp_path}/remote/runs"
+    just = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "suites": SUITES}
+    made = night(2) if beside == "damaged" else earlier(measurement(), id="waiting", **just)
+    old, other = (write_run(shared.open_copy(address), it).name for it in (night(1), made))
+    if beside == "damaged":
+        (tmp_path / "remote" / "runs" / other / "run.json").write_text("{", encoding="utf-8")
+    for name in ("second", "third"):
+        machine(name)
+        asked.clear()
+        found, unreadable = listed(address)
+        assert sorted([*found, *unreadable]) == sorted([old, other])
+    assert not [path for path in asked if path.startswith(old)]
+    there = read_lines(tmp_path / "remote" / "runs" / shared_index.THERE)
+    assert [line.name for line in there] == [old]
+
+
 def test_damage_of_every_batch_of_new_runs_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
+from parity.megalodon import DIFFERENCES
 from parity.megalodon.cases import CASES
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
-from parity.tolerances import MESHES, PORT_EDGES, PORTS, PRODUCTS, TABLE
+from parity.tolerances import MESHES, NOISE_LEAST, PORT_EDGES, PORTS, PRODUCTS, TABLE
 from reports.nightly.document import case_info, known_differences, with_tables
 from reports.store.manifest import CaseInfo, CheckpointInfo
 from reports.store.runs import Run
 from reports.verdict import replays as module
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision, decide
+from reports.verdict.history import Past
 from reports.verdict.replays import (
     account_commands,
     command,
@@ -152,6 +154,21 @@ def test_each_case_that_failed_or_left_its_level_has_a_command() -> None:
             )
         ),
     ]
+
+
+@pytest.mark.usefixtures("short")
+def test_a_known_difference_that_left_its_history_is_repeated_by_its_own_name() -> None:
+    """Its case is that of all of them, which no command selects."""
+    names = [difference.id for difference in KNOWN_DIFFERENCES[:2]]
+    rows = [
+        measurement(case=DIFFERENCES, quantity=name, kind=Kind.KNOWN_DIFFERENCE, deterministic=None)
+        for name in names
+    ]
+    night = run(*rows, reference={"kind": "live"})
+    decision = decide(night, None, {rows[1].key: Past((1e-7,) * NOISE_LEAST)})
+    assert [(c.quantity, c.what) for c in decision.changes] == [(names[1], What.WORSE)]
+    _, *commands = replays(night, decision)
+    assert commands == [{"label": names[1], "command": f"m nightly --case {names[1]}"}]
 
 
 @pytest.mark.usefixtures("short")

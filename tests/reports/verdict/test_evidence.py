@@ -156,6 +156,21 @@ def test_values_are_compared_exactly_where_the_host_of_the_case_is_the_same(
     assert decide(several(*now), before).counts.changed == changed
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_case_of_no_part_of_a_night_of_several_hosts_was_measured_anywhere(known: bool) -> None:
+    """Also on another host than the first, which the environment of the night is of."""
+
+    def night_of(value: float, **changes: Any) -> Run:
+        made = run(*(measurement(case=name, value=value) for name in "abc"), **changes)
+        parts = [PartInfo(name, "n", name, cases=(name,)) for name in "ab"]
+        parts += [PartInfo("c", "n", "c", cases=("c",))] * known
+        return replace(made, manifest=replace(made.manifest, parts=tuple(parts)))
+
+    before = night_of(2e-6, id="before", created="2026-10-01T21:30:00+00:00")
+    changes = decide(night_of(1e-6), before).changes
+    assert [c.case for c in changes if c.what is What.CHANGED] == ["a", "b", "c"][: 2 + known]
+
+
 def test_a_night_that_drifted_from_the_pinned_run_is_no_anchor(tmp_path: Path, pinned) -> None:
     """It would hide the drift from every later night of its machine."""
     pin = pin_of(night(host=THERE), {}, "as measured", "2026-10-01")
@@ -188,6 +203,16 @@ def test_a_machine_that_cannot_be_identified_has_no_anchor_to_keep(tmp_path: Pat
     made = plan(root, 1)
     assert unknown in made.goes
     assert [folder for folder, why in made.spared if why.startswith("anchor")] == [known]
+
+
+def test_the_baseline_of_the_only_run_on_a_device_is_kept(tmp_path: Path) -> None:
+    """It may be a run on another device, of which newer runs did other work."""
+    root = tmp_path / "runs"
+    baseline = write_run(root, night(day=1, host={}))
+    other = replace(night(day=2, host={}), measurements=(measurement(identity="other"),))
+    write_run(root, other)
+    only = write_run(root, on_gpu(night(day=3, host={})))
+    assert plan(root, 1).spared == ((baseline, f"baseline of {only.name}"),)
 
 
 @pytest.mark.parametrize("other", ["kind", "subject"])
@@ -269,6 +294,16 @@ def test_a_level_that_the_pinned_run_lacks_is_compared_with_the_anchor(
     # The night that anchors the new level is not pruned, although the machine has a pinned run.
     last = grown(5, 1.1e-6)
     assert (first, f"anchor of the machine of {last.name}") in plan(root, 1).spared
+
+
+def test_a_night_with_further_gates_of_a_level_is_no_anchor_of_it(tmp_path: Path) -> None:
+    """Its level is one of other gates; the oldest night of the same gates is the anchor."""
+    more = measurement(quantity="more")
+    nights = [night(1e-6, 1, more), night(day=2), night(day=3)]
+    for made in nights:
+        write_run(tmp_path, made)
+    [anchor] = anchors_of(tmp_path, night(day=4), Pins())
+    assert anchor.id == nights[1].id
 
 
 def test_a_night_of_a_few_cases_is_no_anchor(tmp_path: Path) -> None:

@@ -131,7 +131,10 @@ def test_a_night_is_the_first_one_until_a_level_of_its_machine_can_be_compared()
     # A machine that cannot be told from another has its first night every night.
     unknown = night(1.0, host={})
     itself = pin_of(unknown, {}, "as measured", "2026-11-01")
-    assert first_night(unknown, compare_with_pins(unknown, levels_of(unknown, {}), [itself]))
+    comparisons = compare_with_pins(unknown, levels_of(unknown, {}), [itself])
+    assert first_night(unknown, comparisons)
+    # A pin of a machine that is not known either is compared, as one of another machine.
+    assert [(it.pin.run, it.same, it.comparable) for it in comparisons] == [(itself.run, False, 1)]
 
 
 def test_the_tolerance_of_a_drift_is_the_largest_level_that_passes() -> None:

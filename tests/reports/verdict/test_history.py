@@ -340,6 +340,15 @@ def test_work_of_earlier_runs_is_known_with_the_newest_run_that_did_it(
     assert (selected.suites, selected.groups) == ({}, {})
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_group_of_gates_in_two_suites_is_of_the_last_by_name(tmp_path: Path, first: int) -> None:
+    """In whatever order its gates are stored; a gate of no suite takes none from the others."""
+    rows = [measurement(quantity=name, suite=name) for name in ("seams", "parity", "")]
+    write_run(tmp_path, earlier(*rows[first:], *rows[:first], day=11))
+    found = load_history(tmp_path, run(*rows)).earlier.groups
+    assert [seen.suite for seen in found.values()] == ["seams"]
+
+
 def test_work_of_every_damaged_run_is_known(tmp_path: Path) -> None:
     suites = [{"name": n, "status": "ran", "planned": 1, "executed": 1} for n in "abc"]
     nights = [earlier(measurement(), day=11 + n, suites=suites[n : n + 1]) for n in range(3)]
@@ -406,6 +415,15 @@ def test_a_bench_that_timed_some_of_the_same_work_is_shown(tmp_path: Path) -> No
         write_run(tmp_path, bench(day, identity=identity))
     benches = load_history(tmp_path, run(measurement())).benches
     assert [it.id for it in benches] == [bench(1).id, newest.id]
+
+
+def test_a_bench_that_timed_nothing_is_not_shown(tmp_path: Path) -> None:
+    """Nor does it say what the newest one's work is."""
+    for day in (1, 2, 3, 4):
+        made = bench(day)
+        write_run(tmp_path, made if day % 2 else replace(made, timings=()))
+    benches = load_history(tmp_path, run(measurement())).benches
+    assert [it.id for it in benches] == [bench(1).id, bench(3).id]
 
 
 def test_benches_are_of_the_newest_one_s_work_and_not_of_one_another_s(tmp_path: Path) -> None:

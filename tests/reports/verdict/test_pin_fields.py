@@ -274,6 +274,20 @@ def test_a_pin_without_tolerances_had_those_of_the_baseline(
         assert (found.rescaled[0].before, found.rescaled[0].now) == (before, 4e-4)
 
 
+@pytest.mark.parametrize(("pinned", "comparable"), [(4e-4, 1), (8e-4, 0)])
+def test_a_pin_with_tolerances_keeps_them_whatever_the_baseline_had(
+    pinned: float, comparable: int
+) -> None:
+    """The baseline has the other one of the two."""
+    before = {4e-4: 8e-4, 8e-4: 4e-4}[pinned]
+    night, then = run(measurement(tolerance=4e-4)), earlier(measurement(tolerance=before))
+    pin = pin_of(run(measurement(tolerance=pinned)), {}, "why", "2026-11-01")
+    [found] = decide(night, then, {}, [pin]).comparisons
+    assert found.comparable == comparable
+    changed = [(it.before, it.now) for it in found.rescaled]
+    assert changed == [(pinned, 4e-4)] * (1 - comparable)
+
+
 def test_no_two_ports_share_a_folder_of_pins(tmp_path: Path) -> None:
     """Nor does a name leave the folder, or make a path that a file system does not take."""
     ports = ("é", "ü", "..", "../x", ".", "n" * 300, "n" * 299 + "m", "a+b", "-rf", "日本")

@@ -236,6 +236,14 @@ def test_the_newest_pin_is_the_one_that_was_pinned_last_whatever_run_it_names(pa
 PINNED = "2026-11-02"
 
 
+def test_pins_of_an_unknown_device_are_those_of_runs_of_an_unknown_device(path: Path) -> None:
+    for name, device in (("unknown", {}), ("gpu", {"kind": "cuda"})):
+        made = pins.pin_of(night(id=name, device=device), {}, "as measured", "2026-11-01")
+        pins.write(made, pins.file_of(made))
+    for device, run_of in ((None, "unknown"), ("cuda", "gpu"), ("cpu", night().id)):
+        assert [pin.run for pin in pins.load(device).pins] == [run_of]
+
+
 def test_a_device_that_a_run_claims_is_no_pattern(path: Path) -> None:
     for device in ("*", "/etc", "..", "[c]pu"):
         assert pins.load(device) == pins.Pins()
@@ -260,11 +268,15 @@ def test_levels_that_are_decades_apart_are_judged(path: Path) -> None:
 def test_a_folder_of_ports_is_never_hidden_and_an_old_one_may_be_long(tmp_path: Path) -> None:
     for names in ([".a"], ["..."], [".a", "b"]):
         assert not pins._folder_name(names).startswith("."), names
-    name = "a b" * 42
-    manifest = night(kind="port", suites=[{"name": name, "status": "ran"}]).manifest
-    old = pins.old_home(tmp_path / "runs", manifest)
-    assert old == tmp_path / "pinned" / name.replace(" ", "-")
-    assert len(old.name) > pins.LONGEST_NAME
+    longest = "a " * (pins.NAME_BYTES // 2) + "b"
+    for name in ("a b" * 42, longest):
+        manifest = night(kind="port", suites=[{"name": name, "status": "ran"}]).manifest
+        old = pins.old_home(tmp_path / "runs", manifest)
+        assert old == tmp_path / "pinned" / name.replace(" ", "-")
+        assert pins.LONGEST_NAME < len(old.name) <= pins.NAME_BYTES
+    # No folder can have a longer name.
+    manifest = night(kind="port", suites=[{"name": f"{longest}b", "status": "ran"}]).manifest
+    assert pins.old_home(tmp_path / "runs", manifest) is None
 
 
 def test_a_short_name_of_ports_is_kept_and_has_no_old_folder(tmp_path: Path) -> None:

@@ -218,6 +218,10 @@ def test_a_cell_is_of_other_work_than_the_first_run_that_has_it():
         ("fail", False, None),
         ("blocked", False, None),
     ]
+    # An identity that is empty is one too.
+    gates = [{key: replace(row, identity=identity)} for identity in ("", "x", "")]
+    cells = _cells(key, gates, [{}] * 3, [None] * 3)
+    assert [cell is not None and cell.other_work for cell in cells] == [False, True, False]
     [ok] = _cells(key, [{}], [{key: finding()}], [None])
     assert ok is not None and (ok.state, ok.value, ok.tolerance) == ("pass", 1.0, 2.0)
 
@@ -435,6 +439,9 @@ def test_of_each_group_one_drift_speaks() -> None:
     assert found.not_yet == (c[0], b[1], a[1])
     assert found.unseen == (c[0], a[1])
     assert found.largest == c[0]
+    # Growth by the largest factor that passes is none that nobody has seen.
+    at = of_group("u", "typical", UNSEEN, 4.0), of_group("u", "worst", UNSEEN, 4.0)
+    assert PinComparison(pin, False, (), 1, at).unseen == ()
     assert not any(d.broken for d in narrow)
     assert not of_group("n", "worst", 0.5, 2.0).broken
     nothing = PinComparison(pin, False, (), 0, ())
@@ -696,6 +703,19 @@ def test_meshes_that_both_runs_measured_are_pooled_without_the_others() -> None:
     assert {group[0] for group in theirs.groups} == {common}
 
 
+def test_meshes_of_a_program_are_one_level_that_is_asked_of_no_second_pin() -> None:
+    """Nor is a mesh that the newer pin lacks: alone it says nothing of another machine."""
+    names = [f"mesh net data={n}" for n in (2, 4, 8)]
+    rows = [measurement(case=n, identity=n, edge="mesh32:one32") for n in names]
+    newer, older = (
+        pin_of(run(*of, id=name, host={"vendor": name}), {}, "why", "2026-11-01")
+        for name, of in (("newer", rows[:2]), ("older", rows))
+    )
+    night = run(*rows)
+    [found] = compare_with_pins(night, levels_of(night, {}), [newer, older])
+    assert (found.pin.run, found.comparable, found.covered) == ("newer", 1, 2)
+
+
 def test_a_comparison_without_a_mesh_in_its_name_is_pooled_with_none() -> None:
     names = ["mesh net", "mesh net data=2", "mesh net data=4"]
     rows = [measurement(case=n, identity=n, edge="mesh32:one32") for n in names]
@@ -787,9 +807,13 @@ def test_every_level_that_any_run_of_this_machine_has_is_held() -> None:
     assert {case for case, *_ in there.held} == {"a", "b"}
 
 
-@pytest.mark.parametrize("kinds", [("recorded", "live"), ("live", "recorded"), ("live", "live")])
+@pytest.mark.parametrize(
+    "kinds",
+    [("recorded", "live"), ("live", "recorded"), ("live", "live"), ("recorded", None)],
+    ids=str,
+)
 def test_only_a_night_of_recordings_after_a_live_one_lacks_live_suites(
-    kinds: tuple[str, str],
+    kinds: tuple[str, str | None],
 ) -> None:
     now, then = (
         [{"name": name, "status": "ran", "planned": 1, "executed": 1} for name in names]

@@ -82,6 +82,8 @@ def test_one_commit_is_no_range_and_acquits_the_code():
     for changes in ({"dirty": True}, {"fault": "rope_keys_one_late"}):
         assert "not the code" not in commits(NIGHTS[1], replace(same, **changes))
         assert "not the code" not in commits(replace(NIGHTS[1], **changes), same)
+    both = replace(NIGHTS[1], dirty=True), replace(same, dirty=True)
+    assert commits(*both).endswith(" (both runs had uncommitted changes)")
     planted = replace(same, fault="rope_keys_one_late")
     assert "not the code" in commits(planted, planted)
     assert commits(replace(same, commit=None), same) == "not known"

@@ -159,3 +159,15 @@ def test_a_level_counts_with_no_less_than_its_floor_and_comes_in_the_order_of_it
     # Another error of the same gates keeps its level.
     more = [*one, measurement(metric="max_abs")]
     assert {metric for *_, metric in levels(more, {})} == {POOLED, "max_abs"}
+
+
+@pytest.mark.parametrize("other", [{"kind": Kind.LOGITS}, {"case": "b"}, {"edge": "jax64:oracle"}])
+def test_a_pooled_level_stands_for_the_gates_of_its_own_kind_case_and_edge(
+    other: dict[str, Any],
+) -> None:
+    gates = [
+        measurement(kind=Kind.BLOCK, metric=metric) for metric in ("rel_l2", POOLED, "max_abs")
+    ]
+    alone = measurement(**{"kind": Kind.BLOCK, **other})
+    kept = {(m.case, m.edge, m.kind.value, m.metric) for m in (*gates[1:], alone)}
+    assert levels([*gates, alone], {}).keys() == kept

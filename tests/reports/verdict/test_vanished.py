@@ -232,6 +232,14 @@ def test_a_file_of_retired_work_that_lacks_something_is_told_with_what_it_lacks(
     assert read_retired(pinned) == ((), told)
 
 
+def test_a_folder_in_place_of_the_file_of_retired_work_is_told(pinned) -> None:
+    """Not taken for a file that is not there yet."""
+    assert read_retired(pinned) == ((), "")
+    (pinned / FILE).mkdir(parents=True)
+    found, why = read_retired(pinned)
+    assert found == () and why.startswith(f"{FILE} is not used: ")
+
+
 DAMAGED = ["{", "[]", '{"schema": 2, "retired": []}', '{"schema": 1, "retired": [{"name": "b"}]}']
 ENTRY = '{"name": "b", "until": "soon", "reason": "x", "suites": [], "groups": []}'
 EMPTY = ENTRY.replace('"b"', '""').replace("soon", "2026-11-10T00:00:00+00:00")
@@ -449,6 +457,9 @@ def test_nothing_is_retired_until_a_time_to_come(tmp_path, pinned) -> None:
         write_retired(pinned, [replace(entry, until=until)])
         found, why = read_retired(pinned)
         assert (bool(found), not why) == (used, used)
+        # Neither is a suite.
+        write_retired(pinned, [Retired("seams", until, "gone", ("seams",))])
+        assert bool(read_retired(pinned)[0]) is used
 
 
 def test_rows_without_a_gate_are_no_gates_of_their_group(tmp_path) -> None:
