@@ -481,6 +481,16 @@ def test_the_first_failing_cases_are_explained_and_no_error_there_ends_a_night(
     assert len(said) == suites.EXPLAINED + 1 and 0 < suite.seconds < 60
 
 
+def test_a_long_error_of_an_explanation_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    def explain(*_: Any) -> Any:
+        raise OSError("x" * 500)
+
+    monkeypatch.setattr(suites, "explain", explain)
+    said: list[str] = []
+    suites._account(SuiteRun("s", 1), CASES[0], said.append)
+    assert said == [f"    not explained: OSError: {'x' * 500}"[:400]]
+
+
 def of_a_port(rows: list[Any], culprit: Stage | None) -> Report:
     """What a report of a port says to an account."""
     place = SimpleNamespace(
