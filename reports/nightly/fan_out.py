@@ -151,8 +151,9 @@ def fan_out(
                     for line in (answer.value or {}).get("lines", ()):
                         report(line)
                     if answer.state is State.DONE:
-                        found[answer.name] = find_shards([answers.files(by_part[answer.name])])[-1]
-                        tonight.add(found[answer.name])
+                        [folder] = find_shards([answers.files(by_part[answer.name])])
+                        found[answer.name] = folder
+                        tonight.add(folder)
             if not found:
                 raise StoreError(
                     "expected parts of a night, but none was measured: "

@@ -141,11 +141,13 @@ def _check_size(metadata: Any, path: Path) -> None:
     """Raise StoreError if a file exceeds `ROWS`, `VALUES` or `UNPACKED_BYTES` by its metadata."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     unpacked = sum(group.total_byte_size for group in groups)
-    values = max((g.column(i).num_values for g in groups for i in range(g.num_columns)), default=0)
+    columns = range(metadata.num_columns)
+    values = max((sum(g.column(i).num_values for g in groups) for i in columns), default=0)
     if metadata.num_rows > ROWS or values > VALUES or unpacked > UNPACKED_BYTES:
         raise StoreError(
-            f"{path} would unpack to {metadata.num_rows:,} rows and {unpacked:,} bytes, more than "
-            f"the {ROWS:,} rows and {UNPACKED_BYTES:,} bytes that are read: {_REMEDY}"
+            f"{path} would unpack to {metadata.num_rows:,} rows, {values:,} values of a column and "
+            f"{unpacked:,} bytes, more than the {ROWS:,} rows, {VALUES:,} values and "
+            f"{UNPACKED_BYTES:,} bytes that are read: {_REMEDY}"
         )
 
 

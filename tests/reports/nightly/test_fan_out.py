@@ -163,6 +163,18 @@ def test_a_part_that_kills_its_workers_leaves_the_others_and_is_never_green(
     assert [m.case for m in outcome.run.measurements] == ["length_c"]
 
 
+def test_a_night_without_a_measured_part_names_parts_as_far_as_a_message_goes(
+    options: Options,
+) -> None:
+    killed = dict.fromkeys((*CASES, "(probes)"), "x" * 500)
+    with pytest.raises(StoreError) as refused:
+        fan_out(options, Inline(killed=killed), quiet)
+    start, _, reasons = str(refused.value).partition("none was measured: ")
+    assert start == "expected parts of a night, but " and len(reasons) == 800
+    first, second, *_ = reasons.split("; ")
+    assert first.endswith(f": killed 3 workers: {'x' * 500}") and second.split(": ")[0] in killed
+
+
 def test_a_part_that_no_worker_can_run_leaves_the_others_too(options: Options) -> None:
     class Without(Inline):
         def _done(self, item: Item) -> Future[Answer]:

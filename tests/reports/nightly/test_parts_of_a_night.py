@@ -481,6 +481,16 @@ def test_the_first_failing_cases_are_explained_and_no_error_there_ends_a_night(
     assert len(said) == suites.EXPLAINED + 1 and 0 < suite.seconds < 60
 
 
+def test_a_long_error_of_an_explanation_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    def explain(*_: Any) -> Any:
+        raise OSError("x" * 500)
+
+    monkeypatch.setattr(suites, "explain", explain)
+    said: list[str] = []
+    suites._account(SuiteRun("s", 1), CASES[0], said.append)
+    assert said == [f"    not explained: OSError: {'x' * 500}"[:400]]
+
+
 def of_a_port(rows: list[Any], culprit: Stage | None) -> Report:
     """What a report of a port says to an account."""
     place = SimpleNamespace(
@@ -744,3 +754,18 @@ def test_a_worker_that_is_free_runs_the_longest_part_though_it_ran_a_longer_one(
     expected = {**{f"p{n}": 10.0 for n in range(12)}, "longest": 50.0, "long": 20.0}
     order = ["p0", "longest", "p1", "p2", "p3", "p4", "p5", "long"]
     assert in_order(list(expected), expected, 2)[: len(order)] == order
+
+
+def test_a_part_as_long_as_the_longest_waiting_one_counts_as_a_long_part() -> None:
+    """While it runs, the other worker runs a short part."""
+    expected = {"a": 2.0, "b": 2.0, "short": 1.0, "c": 2.0}
+    assert in_order(list(expected), expected, 2) == ["b", "short", "a", "c"]
+
+
+@pytest.mark.parametrize(("last", "order"), [(4.0, ["c", "b"]), (4.5, ["b", "c"])])
+def test_a_long_part_starts_at_once_only_if_it_would_end_after_the_goal(
+    last: float, order: list[str]
+) -> None:
+    """The goal is 9 s, and after `c` the part `b` would end at 9 s or at 9.5 s."""
+    expected = {"a": 1.0, "b": last, "c": 4.0, "longest": 10.0}
+    assert in_order(list(expected), expected, 2) == ["a", "longest", *order]

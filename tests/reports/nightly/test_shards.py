@@ -165,14 +165,14 @@ def test_a_suite_is_whole_where_it_is_whole_in_every_shard(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("index", [1, 3])
+@pytest.mark.parametrize("index", [1, 2, 3])
 def test_a_night_of_shards_has_a_machine_only_if_all_of_them_are_of_it(
     changes: dict[str, object], index: int, tmp_path: Path
 ) -> None:
     """Else it would be history of one of them, whoever measured what."""
     folders = [write_run(tmp_path, shard(i, **(changes if i == index else {}))) for i in (1, 2, 3)]
     merged = merge_shards(folders, mixed=True).manifest.environment
-    own = shard(2).manifest.environment
+    own = shard(1).manifest.environment
     assert (fingerprint(merged) is None) is bool(changes)
     assert (merged == own) is not bool(changes)
     if changes:

@@ -243,6 +243,15 @@ def test_a_control_counts_only_where_the_triangle_found_it(
     assert f"{executed} of 2 planted bugs found" in lines[0]
 
 
+def test_a_long_reason_of_missed_controls_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["x" * 300, "y" * 300]
+    monkeypatch.setattr(module, "missed", lambda *_: zip(CONTROLS, texts, strict=True))
+    lines: list[str] = []
+    suite = run_controls(REFERENCE, lines.append)
+    assert suite.reason == "; ".join(texts)[:400]
+    assert suite.executed == 0 and lines[0].endswith(f" s) {suite.reason}")
+
+
 def test_a_suite_that_ends_early_counts_no_control(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "missed", lambda *_: iter(()))
     suite = run_controls(REFERENCE, quiet)

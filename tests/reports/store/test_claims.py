@@ -649,6 +649,24 @@ def test_two_processes_that_move_a_run_to_one_name_at_once_keep_both(
     assert [path.name for path in unsent.waiting(tmp_path)] == ["n", "n-2"]
 
 
+@pytest.mark.parametrize("code", [errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR])
+def test_a_run_gets_another_place_whatever_a_file_system_says_of_a_taken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """File systems have different errors for a folder that is there and is not empty."""
+    rename = Path.rename
+
+    def rename_or_refuse(self: Path, target: Path) -> Path:
+        if target.name == "n":
+            raise OSError(code, os.strerror(code))
+        return rename(self, target)
+
+    folder = folder_of(tmp_path, "a")
+    monkeypatch.setattr(Path, "rename", rename_or_refuse)
+    kept = unsent.put_in(tmp_path, folder, unsent.Note("n", None))
+    assert kept.name == "n-2" and (kept / MANIFEST).is_file() and not folder.exists()
+
+
 def test_a_run_that_cannot_be_moved_stays_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -428,17 +428,22 @@ def test_the_verdict_is_reported_though_the_disk_is_full(
 
 def test_a_few_rows_of_endless_lists_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal values of a list take no room in the file and all of it in memory."""
-    schema = pa.schema([("rounds", pa.list_(pa.float64()))])
+    lists = pa.list_(pa.float64())
+    schema = pa.schema([("few", lists), ("rounds", lists)])
 
-    def read(values: int) -> pa.Table:
+    def read(*values: int) -> pa.Table:
         buffer = pa.BufferOutputStream()
-        pq.write_table(pa.table({"rounds": [[1.0] * values]}, schema=schema), buffer)
+        rows = {"few": [[1.0]] * len(values), "rounds": [[1.0] * count for count in values]}
+        pq.write_table(pa.table(rows, schema=schema), buffer, row_group_size=1)
         return reader.read_table(buffer.getvalue().to_pybytes(), Path("f"), schema, frozenset())
 
     monkeypatch.setattr(reader, "VALUES", 1000)
-    assert read(1000).num_rows == 1
-    with pytest.raises(StoreError, match="would unpack to"):
-        read(1001)
+    assert read(1000).num_rows == 1 and read(1, 998, 1).num_rows == 3
+    # Groups of rows count together, because all of them are read.
+    for values in ((1001,), (1, 1001), (1001, 1), (400, 400, 400)):
+        told = rf"unpack to {len(values)} rows, {sum(values):,} values .*rows, 1,000 values"
+        with pytest.raises(StoreError, match=told):
+            read(*values)
 
 
 def test_row_groups_count_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -611,11 +611,13 @@ def test_memory_is_collected_after_a_batch_as_before_it(
     assert (during, after) == ([False], enabled)
 
 
-def test_runs_are_combined_whether_their_texts_repeat_or_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("odd", range(3))
+def test_runs_are_combined_whether_their_texts_repeat_or_not(tmp_path: Path, odd: int) -> None:
     """Repeated texts are dictionaries in memory, others plain."""
-    found = [examine.examine(write_run(tmp_path, night(day))) for day in (1, 2)]
-    assert found[1].rows is not None
-    found[1] = replace(found[1], rows=gathered._plain(found[1].rows))
+    found = [examine.examine(write_run(tmp_path, night(day))) for day in (1, 2, 3)]
+    rows = found[odd].rows
+    assert rows is not None
+    found[odd] = replace(found[odd], rows=gathered._plain(rows))
     files = gathered.Gathered(tmp_path, {})
     name = gathered.gather(files, found)
     runs = pq.read_table(files.path(name))["run"].to_pylist()

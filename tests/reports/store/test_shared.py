@@ -356,8 +356,13 @@ def test_a_run_whose_folder_could_not_be_moved_is_published_under_its_name(
     [
         (OSError(errno.ENOSPC, "No space left on device"), True),
         (OSError(errno.EROFS, "Read-only file system"), True),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
         (PermissionError(errno.EACCES, "Permission denied", "{copy}/x"), True),
         (PermissionError(errno.EACCES, "Permission denied", "{copy}-of-others/x"), False),
+        # A link or a rename has two names.
+        (OSError(errno.EXDEV, "Another device", "{copy}-of-others/x", None, "{copy}/x"), True),
+        (OSError(errno.EXDEV, "Another device", "{copy}/x", None, "{copy}-of-others/x"), True),
+        (OSError(errno.EXDEV, "Another device", "{copy}-a/x", None, "{copy}-b/x"), False),
         (OSError(errno.ECONNRESET, "Connection reset by peer"), False),
     ],
 )
@@ -369,10 +374,10 @@ def test_a_copy_that_cannot_be_written_is_not_the_storage_s_fault(
     for folder in copy.glob("2026*"):
         shutil.rmtree(folder)
     # A new error for each storage: `error` is shared between the two.
-    place = (error.filename.format(copy=copy),) if error.filename else ()
+    one, other = (name and name.format(copy=copy) for name in (error.filename, error.filename2))
 
     def refuse(*_: Any) -> None:
-        raise OSError(error.errno, error.strerror, *place)
+        raise OSError(error.errno, error.strerror, one, None, other)
 
     monkeypatch.setattr(Objects, "fetch", refuse)
     with pytest.raises(StoreError) as refused:

@@ -89,6 +89,10 @@ def test_a_run_has_the_tolerances_and_known_differences_of_its_version() -> None
     assert (entries[second.id].get("value"), entries[second.id]["holds"]) == (None, False)
     assert entries[third.id].keys() == plain.keys()
     assert known_differences(rows) == manifest.seams
+    # JSON has no infinity either.
+    for value in (math.inf, -math.inf):
+        entry = known_differences([replace(rows[0], value=value)])[0]
+        assert entry["id"] == first.id and "value" not in entry
 
 
 @pytest.mark.parametrize(
