@@ -1107,6 +1107,24 @@ def test_pieces_that_adjoin_along_no_single_axis_are_written_one_by_one(view):
     assert (f".reshape({view})[" in source) == (view != shape)
 
 
+@pytest.mark.parametrize("kind", ["part", "one place", "all places"])
+def test_a_view_of_as_many_axes_is_written_too(kind):
+    """Six rows of four are a view of four rows of six."""
+    shape, view, half = (4, 6), (6, 4), (3, 4)
+    top, bottom = (cut(shape, view, 0, start, start + 3) for start in (0, 3))
+    piece = Piece("b.w", whole(half), identity(half), top)
+    construction = {
+        "part": Construction(half, (Piece("a.w", bottom, identity(half), whole(half)),)),
+        "one place": Construction(shape, (piece,)),
+        "all places": Construction(shape, (piece, replace(piece, parameter="c.w", place=bottom))),
+    }[kind]
+    original = {"a.w": draw(*shape), "b.w": draw(*half, seed=1), "c.w": draw(*half, seed=2)}
+    _, made = converted([Pair("port", construction, Means.VALUE)], original)
+    expected = construction.from_original(original)
+    assert made["port"].shape == construction.shape
+    assert np.array_equal(made["port"], expected) and expected.any()
+
+
 def test_two_loops_nest_and_a_gap_in_numbers_is_listed():
     original = {f"h.{i}.e.{j}.w": draw(2, 3, seed=10 * i + j) for i in (1, 2) for j in (0, 2, 3)}
     pairs = [

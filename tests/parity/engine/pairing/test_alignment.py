@@ -589,6 +589,18 @@ def test_a_result_of_another_shape_lies_as_it_is_found() -> None:
     assert (pair.by, pair.distance, pair.layout.target) == (AlignedBy.VALUE, 0.0, (24,))
 
 
+def test_every_result_pairs_with_the_result_of_its_name() -> None:
+    """Also where the port returns two results exchanged, by mistake."""
+    x, y, z = (drawn(n) for n in (1, 2, 3))
+    returned = ["logits", "hidden", "state"]
+    original = {"logits": x, "hidden": y, "state": z}
+    port = {"logits": x, "hidden": z, "state": y}
+    assert names(align(original, port))["hidden"] == "state"
+    found = align(original, port, outputs=(returned, returned))
+    assert names(found) == {name: name for name in returned}
+    assert [pair.distance > 0 for pair in found.pairs] == [False, True, True]
+
+
 def test_results_of_one_name_and_unequal_sizes_are_not_the_same_result() -> None:
     small, large = drawn(1, 3), drawn(2)
     returned = ["a", "b"], ["a", "b"]

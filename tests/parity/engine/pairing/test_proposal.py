@@ -247,6 +247,17 @@ def test_what_does_not_fill_a_stack_is_not_stacked(second, stack):
 
 
 @pytest.mark.parametrize("back", [False, True])
+def test_a_number_without_axes_is_no_stack(back):
+    """Such as a count of batches that only one side has."""
+    single = {f"l.{n}.w": (2, 3) for n in range(2)}
+    stack = {"count": (), "l.w": (2, 2, 3)}
+    made, left = proposed(stack, single) if back else proposed(single, stack)
+    stacked = {"l.w": ("l.0.w", "l.1.w")}
+    assert made == (dict.fromkeys(single, ("l.w",)) if back else stacked)
+    assert left == (set() if back else {"count"})
+
+
+@pytest.mark.parametrize("back", [False, True])
 def test_stacked_filters_are_turned_the_same_way_there_and_back(back):
     """An order of four axes that is not its own inverse, as that of a matrix is."""
     original = numbered({f"l.{n}.conv.weight": (6, 6, 3, 3) for n in range(2)})
@@ -356,6 +367,24 @@ def test_a_converter_puts_pieces_in_their_places_in_whatever_order_they_are_list
     pieces = tuple(pair.construction.pieces[n] for n in order)
     pair = replace(pair, construction=Construction(pair.construction.shape, pieces))
     assert agrees(converted(Matching((pair,)), original)[0], {"w": whole})
+
+
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0)])
+def test_what_has_no_element_is_no_fusion(shape, back):
+    """Such as an adapter of rank 0, beside parameters that could be fused."""
+    parts, empty = {"m.q.weight": (3, 4), "m.k.weight": (3, 4)}, {"m.qk.weight": shape}
+    made, left = proposed(empty, parts) if back else proposed(parts, empty)
+    assert (made, left) == ({}, set(parts if back else empty))
+
+
+def test_a_side_without_parameters_has_no_partner_for_those_of_the_other():
+    some = numbered({"a.w": (2, 3), "b": (4,)})
+    for original, port in ((some, {}), ({}, some), ({}, {})):
+        matching = propose(original, port)
+        assert not matching.pairs
+        assert [entry.name for entry in matching.unmatched_original] == [*original]
+        assert [entry.name for entry in matching.unmatched_port] == [*port]
 
 
 @pytest.mark.parametrize("seed", range(12))
