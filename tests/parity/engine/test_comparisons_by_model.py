@@ -1206,6 +1206,8 @@ def test_names_that_are_not_listed_are_counted():
     assert [*_nearest_names("l.3", names, 4)][-1] == "and 5 more"
     assert len([*_nearest_names("l.3", names, 9)]) == 9
     assert next(iter(_nearest_names("l.3", names, 1))) == "l.3"
+    # Names that are equally unlike keep their order.
+    assert [*_nearest_names("x", dict.fromkeys("cab"), 2)] == ["c", "a", "and 1 more"]
 
 
 def test_only_a_stage_that_is_wrong_by_itself_is_a_culprit():

@@ -609,6 +609,26 @@ def test_constants_follow_the_weights_of_their_module():
     assert "attn.qkv.bias" not in matched(kernels | biases, longer)
 
 
+@pytest.mark.parametrize(
+    ("weights", "biases", "order"),
+    [
+        (("wq", "wk"), ("bq", "bk"), ("bq", "bk")),
+        (("k_weight", "q_weight"), ("q_bias", "k_bias"), ("k_bias", "q_bias")),
+        (("k_weight", "q_weight"), ("k_bias", "q_bias"), ("k_bias", "q_bias")),
+    ],
+)
+def test_each_weight_of_one_module_has_a_bias_of_its_own(weights, biases, order):
+    """Names decide which, or else their order; another parameter of the module is none of them."""
+    kernels = {f"attn.{n}": draw(6, 4, seed=k) for k, n in enumerate(weights)}
+    zeros = {f"attn.{n}": np.zeros(6) for n in biases}
+    fused = {"qk.weight": np.concatenate([*kernels.values()]), "qk.bias": np.zeros(12)}
+    text = f"attn.{order[0]}, at [0:6] + attn.{order[1]}, at [6:12]"
+    for more in ({}, {"attn.scale": np.zeros(6)}):
+        assert matched(kernels | zeros | more, fused)["qk.bias"][0] == text
+    del zeros[f"attn.{order[1]}"]
+    assert "qk.bias" not in matched(kernels | zeros, fused)
+
+
 def test_a_constant_follows_one_of_several_weights_of_its_module():
     """The first of them that it can follow."""
     weights = {f"m.{n}.weight": draw(4, 6, seed=k) for k, n in enumerate("ab")}
