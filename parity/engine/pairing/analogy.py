@@ -30,7 +30,8 @@ def by_siblings(
     """Yield constant parameters of the port (all elements equal), each as its name and the
     construction (recipe) that makes it from the original's parameters.
 
-    The construction is like that of a parameter of the same module that is already matched.
+    The construction is like that of a parameter of the same module that is already matched: of the
+    one with the most similar name, unless what it uses of the original is already used.
 
     Args:
         originals: arrays of the original.
@@ -42,12 +43,26 @@ def by_siblings(
     modules: dict[str, list[Pair]] = {}
     for pair in pairs.values():
         modules.setdefault(naming.parent(pair.port), []).append(pair)
+    taken = {piece for pair in pairs.values() for piece in _sources(pair.construction)}
     for port in rest_p:
-        for sibling in modules.get(naming.parent(port), ()):
-            construction = _like(sibling.construction, port, originals, ports, rest_o)
-            if construction is not None:
-                yield port, construction
-                break
+        siblings = modules.get(naming.parent(port), [])
+        likeness = naming.similarity([port], [sibling.port for sibling in siblings])[0]
+        found = None
+        for i in np.argsort(-likeness, kind="stable").tolist():
+            made = _like(siblings[i].construction, port, originals, ports, rest_o)
+            if made is not None:
+                found = found or made
+                if taken.isdisjoint(_sources(made)):
+                    found = made
+                    break
+        if found is not None:
+            taken |= _sources(found)
+            yield port, found
+
+
+def _sources(construction: Construction) -> set[tuple[str, Part]]:
+    """Return the parts of the original's parameters that a construction uses, as (name, part)."""
+    return {(piece.parameter, piece.part) for piece in construction.pieces}
 
 
 def _like(

@@ -723,7 +723,7 @@ def test_equal_values_are_equal_in_any_dtype_and_size():
     assert not same_values(np.array([1.0]), np.array(1.0))
 
 
-@pytest.mark.parametrize(("size", "count"), [(5, 5), (6, 5), (1000, 48), (3, 9), (0, 3)])
+@pytest.mark.parametrize(("size", "count"), [(5, 5), (7, 7), (6, 5), (1000, 48), (3, 9), (0, 3)])
 def test_samples_are_spread_sorted_and_different(size: int, count: int):
     found = sample_positions(size, count)
     assert found.tolist() == sorted(set(found.tolist())) and len(found) <= max(count, size)
@@ -1082,6 +1082,20 @@ def test_a_loop_inside_of_a_stack_is_of_one_name_number_and_expression():
     _, found = converted(pairs, original | columns)
     for port, construction in made.items():
         assert np.array_equal(found[port], construction.from_original(original | columns)), port
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("family", [True, False])
+def test_a_long_line_is_valid_source(count, family):
+    """Also that of a loop inside of a concatenation, after which there is no comma."""
+    numbers = range(count) if family else range(count, 0, -1)
+    names = [f"model.decoder.layers.{n}.self_attention.query_projection.weight" for n in numbers]
+    original = {name: draw(2, 3, seed=n) for n, name in enumerate(names)}
+    pair = Pair("decoder.queries.kernel", joined(names, (2, 3), 1), Means.VALUE)
+    source, made = converted([pair], original)
+    assert np.array_equal(made[pair.port], pair.construction.from_original(original))
+    assert (" for n in range(" in source) == family
+    assert max(map(len, source.split("\n"))) <= 110
 
 
 @pytest.mark.parametrize("view", [(2, 2, 6), (4, 2, 3)])

@@ -617,6 +617,23 @@ def test_a_wrong_stage_lies_as_equal_ones_do_and_not_as_it_is_nearest() -> None:
     assert pair.by is AlignedBy.NAME and pair.layout.is_identity and pair.distance > 0.5
 
 
+def test_the_layout_of_equal_stages_leads_from_the_original_s_shape_to_the_port_s() -> None:
+    equal, wrong = drawn(1), drawn(2)
+    port = {"first": equal.T, "third": off(wrong.reshape(6, 4), 1e-3)}
+    pair = align({"first": equal, "third": wrong}, port).pairs[1]
+    assert (pair.by, pair.layout.axes, pair.distance > 0.5) == (AlignedBy.NAME, (1, 0), True)
+
+
+@pytest.mark.parametrize(("agreeing", "enclosed"), [(4, True), (3, False)])
+def test_values_agree_again_if_a_third_of_the_next_stages_do(agreeing: int, enclosed: bool) -> None:
+    own = {f"s.{n}": drawn(10 + n, n + 2, 7) for n in range(HORIZON)}
+    # Stages of other sizes are nobody's partner.
+    other = {f"s.{n}": drawn(50 + n, n + 2, 16) for n in range(agreeing, HORIZON)}
+    pins = [Pin("x", "x")]
+    found = align({"x": drawn(1)} | own, {"x": drawn(2)} | own | other, pins=pins)
+    assert len(found.pairs) == 1 + agreeing and found.pairs[0].enclosed == enclosed
+
+
 def test_a_pinned_layout_that_leads_to_another_shape_is_not_followed() -> None:
     x = drawn(1, 6, 6)
     other = Layout(x.shape, x.shape, (1, 0), (36,))

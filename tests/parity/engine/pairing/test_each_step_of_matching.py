@@ -349,6 +349,22 @@ def test_the_closest_of_what_lies_in_another_order_is_of_the_other_side():
     )
 
 
+def test_the_first_of_two_that_lie_in_another_order_is_the_closest():
+    x = draw(4, 5)
+    port = {name: np.random.default_rng(n).permutation(x.reshape(-1)).reshape(4, 5)
+            for n, name in ((1, "c.w"), (2, "b.w"))}  # fmt: skip
+    found = match_parameters({"a.w": x}, port)
+    assert [(entry.name, entry.closest) for entry in found.unmatched_original] == [("a.w", "c.w")]
+    assert [entry.closest for entry in found.unmatched_port] == ["a.w", "a.w"]
+
+
+def test_a_part_of_two_arrays_that_names_do_not_tell_apart_is_of_the_first():
+    x = draw(4, 5)
+    original = {name: np.concatenate([x, draw(4, 5, seed=n)]) for n, name in enumerate("ba", 1)}
+    [pair] = match_parameters(original, {"c": x}).pairs
+    assert pair.originals == ("b",)
+
+
 def test_a_copy_that_is_left_over_is_of_the_array_of_its_name():
     x = draw(4, 5)
     found = match_parameters({"a.w": x, "b.w": x}, {"a.w": x, "b.w": x, "b.copy.w": x})

@@ -625,6 +625,8 @@ def test_each_weight_of_one_module_has_a_bias_of_its_own(weights, biases, order)
     text = f"attn.{order[0]}, at [0:6] + attn.{order[1]}, at [6:12]"
     for more in ({}, {"attn.scale": np.zeros(6)}):
         assert matched(kernels | zeros | more, fused)["qk.bias"][0] == text
+    back = matched(fused, kernels | zeros)
+    assert [back[f"attn.{n}"][0] for n in order] == ["qk.bias[0:6]", "qk.bias[6:12]"]
     del zeros[f"attn.{order[1]}"]
     assert "qk.bias" not in matched(kernels | zeros, fused)
 
