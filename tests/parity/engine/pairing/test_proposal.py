@@ -268,6 +268,16 @@ def test_stacked_filters_are_turned_the_same_way_there_and_back(back):
     assert agrees(result, sides[1])
 
 
+def test_a_stack_follows_what_is_certain_beside_it():
+    """The biases' shapes show which modules are the same; by their places it would be the other."""
+    original = {f"l.{n}.{name}.w": (2, 3) for name in "pq" for n in range(2)}
+    original |= {"l.0.p.b": (7,), "l.0.q.b": (9,)}
+    port = {"m.r.w": (2, 2, 3), "m.s.w": (2, 2, 3), "m.r.b": (9,), "m.s.b": (7,)}
+    made, left = proposed(original, port)
+    assert made["m.r.w"] == ("l.0.q.w", "l.1.q.w") and made["m.s.w"] == ("l.0.p.w", "l.1.p.w")
+    assert not left
+
+
 def test_a_fusion_is_of_the_module_of_its_name_and_each_part_is_used_once():
     square = (6, 6)
     original = {f"{name}.weight": square for name in ("m.q", "m.k", "x.a", "x.b")}
@@ -469,6 +479,22 @@ def test_gates_with_modules_of_their_own_are_proposed_in_torch_s_order(gates, wi
     # A cell that lacks a gate is none: its parts have the order of other fused parameters.
     less = {name: x for name, x in port.items() if ".ii." not in name and ".ir." not in name}
     assert propose(original, less).unmatched_original
+
+
+def test_gates_of_each_layer_are_those_of_the_input_or_of_the_state():
+    """Whichever of the two a layer lists first; all matrices have one shape."""
+    original = numbered(
+        {f"cell.weight_{t}_l{n}": (4 * CELL, CELL) for n in range(2) for t in ("ih", "hh")}
+    )
+    port = {
+        f"rnn.{n}.{term}{letter}.kernel": rows.T
+        for n, order in enumerate(("hi", "ih"))
+        for term in order
+        for letter, rows in zip(
+            "ifgo", np.split(original[f"cell.weight_{term}h_l{n}"], 4), strict=True
+        )
+    }
+    assert agrees(made(original, port), port)
 
 
 @pytest.mark.parametrize("names", [("ih", "hh"), ("input", "hidden"), ("input", "recurrent")])

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from parity.engine.measure.metrics import relative_l2
 from parity.engine.pairing import analogy
 from parity.engine.pairing import closeness as closeness_module
 from parity.engine.pairing.analogy import by_families, by_siblings
@@ -541,6 +542,13 @@ def test_differences_are_named_by_the_axis_that_they_take_the_least_of():
     x = np.array([np.nan, 1.0, 2.0, 3.0])
     assert differing_slices(x, np.array([np.nan, 1.0, 2.0, 4.0])) == "one element, [3]"
     assert differing_slices(x, np.array([0.0, 0.0, 2.0, 3.0])) == "elements 0:2"
+
+
+def test_the_distance_of_a_line_is_that_of_all_elements():
+    x = draw(40, 30)
+    found = resemblance(x, x + 1.0)
+    assert found is not None and found.line is not None
+    assert found.distance == relative_l2(x, x + 1.0)
 
 
 def test_what_resembles_is_told_in_words():
