@@ -30,7 +30,8 @@ def by_siblings(
     """Yield constant parameters of the port (all elements equal), each as its name and the
     construction (recipe) that makes it from the original's parameters.
 
-    The construction is like that of a parameter of the same module that is already matched.
+    The construction is like that of a parameter of the same module that is already matched: of the
+    one with the most similar name, unless what it uses of the original is already used.
 
     Args:
         originals: arrays of the original.
@@ -42,12 +43,26 @@ def by_siblings(
     modules: dict[str, list[Pair]] = {}
     for pair in pairs.values():
         modules.setdefault(naming.parent(pair.port), []).append(pair)
+    taken = {piece for pair in pairs.values() for piece in _sources(pair.construction)}
     for port in rest_p:
-        for sibling in modules.get(naming.parent(port), ()):
-            construction = _like(sibling.construction, port, originals, ports, rest_o)
-            if construction is not None:
-                yield port, construction
-                break
+        siblings = modules.get(naming.parent(port), [])
+        likeness = naming.similarity([port], [sibling.port for sibling in siblings])[0]
+        found = None
+        for i in np.argsort(-likeness, kind="stable").tolist():
+            made = _like(siblings[i].construction, port, originals, ports, rest_o)
+            if made is not None:
+                found = found or made
+                if taken.isdisjoint(_sources(made)):
+                    found = made
+                    break
+        if found is not None:
+            taken |= _sources(found)
+            yield port, found
+
+
+def _sources(construction: Construction) -> set[tuple[str, Part]]:
+    """Return the parts of the original's parameters that a construction uses, as (name, part)."""
+    return {(piece.parameter, piece.part) for piece in construction.pieces}
 
 
 def _like(
@@ -58,20 +73,36 @@ def _like(
 
     The original's parameters with a name in `rest` may be used.
     """
-    pieces, counterparts, shape = [], {}, ports.shapes[port]
+    counterparts = _counterparts(sibling, port, rest)
+    if len(counterparts) < len(sibling.parameters):
+        return None
+    pieces, shape = [], ports.shapes[port]
     for piece in sibling.pieces:
-        module = naming.parent(piece.parameter)
-        names = [name for name in rest if naming.parent(name) == module]
-        if not names:
-            return None
-        likeness = naming.similarity(names, [port])[:, 0]
-        name = counterparts.setdefault(piece.parameter, names[int(likeness.argmax())])
+        name = counterparts[piece.parameter]
         part = _scaled(piece.part, originals.shapes[name])
         place = _scaled(piece.place, shape)
         if part is None or place is None or math.prod(part.shape) != math.prod(place.shape):
             return None
         pieces.append(Piece(name, part, _reshape(part.shape, place.shape), place))
     return _checked(Construction(shape, tuple(pieces)), port, originals, ports)
+
+
+def _counterparts(sibling: Construction, port: str, rest: Sequence[str]) -> dict[str, str]:
+    """Return which parameter of the original, among those with a name in `rest`, takes the place of
+    each parameter of `sibling` in a construction (recipe) of the parameter `port`.
+
+    It belongs to the same module. If a module has several, those most similar to `port` by name are
+    taken, each once. A parameter for which none is left is missing in the result.
+    """
+    found = {}
+    for module in dict.fromkeys(map(naming.parent, sibling.parameters)):
+        own = [name for name in sibling.parameters if naming.parent(name) == module]
+        names = [name for name in rest if naming.parent(name) == module]
+        likeness = naming.similarity(names, [port])[:, 0]
+        best = sorted(np.argsort(-likeness, kind="stable")[: len(own)].tolist())
+        names = [names[i] for i in best]
+        found |= {own[j]: names[i] for i, j in naming.assignment(naming.similarity(names, own))}
+    return found
 
 
 def _scaled(part: Part, shape: Shape) -> Part | None:

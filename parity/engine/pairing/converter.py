@@ -281,7 +281,9 @@ def _filled(text: str, names: Sequence[str]) -> list[str]:
         if len(line) > WIDTH - 8 and concatenated:
             inside, _, tail = parts.rpartition("], ")
             entries = inside.replace(", original[", ",\0original[").split("\0")
-            lines += [head + concatenated, *(f"    {entry.rstrip(',')}," for entry in entries)]
+            # After a comprehension, which is alone, no comma may follow.
+            end = "," if len(entries) > 1 else ""
+            lines += [head + concatenated, *(f"    {entry.rstrip(',')}{end}" for entry in entries)]
             lines.append(f"], {tail}")
         else:
             lines.append(line)

@@ -184,7 +184,8 @@ class _Search:
         """Match several equal arrays one to one by name.
 
         A leftover array of the port gets the most similarly named original. A leftover original is
-        recorded as tied (`Pair.also`) in the pair of the port's most similarly named array.
+        recorded as tied (`Pair.also`) in the pair of the port's most similarly named array of the
+        same layout.
 
         Args:
             names: names of the original's parameters, all with the same values.
@@ -203,20 +204,42 @@ class _Search:
                 if name not in fits[port]:
                     likeness[i, j] = -math.inf
         pairs = naming.assignment(likeness)
-        chosen = {ports[j]: names[i] for i, j in pairs}
+        chosen = {port: names[int(likeness[:, j].argmax())] for j, port in enumerate(ports)}
+        chosen |= {ports[j]: names[i] for i, j in pairs}
         also = defaultdict(list)
         for i in sorted(set(range(len(names))) - {i for i, _ in pairs}):
-            if np.isfinite(likeness[i]).any():
-                also[ports[int(likeness[i].argmax())]].append(names[i])
+            order = np.argsort(-likeness[i], kind="stable").tolist()
+            if port := self.tied(names[i], [ports[j] for j in order], fits, chosen):
+                also[port].append(names[i])
         if len(names) > 1 and len(ports) > 1:
             means = Means.NAME if means is Means.VALUE else means
             note = "; ".join(filter(None, (note, f"one of {len(names)} that are equal")))
-        for j, port in enumerate(ports):
-            name = chosen.get(port) or names[int(likeness[:, j].argmax())]
+        for port in ports:
+            name = chosen[port]
             others = [other for other in ports if other != port and len(names) == 1]
             tied = f"tied with {', '.join(others)}" if others else ""
             text = "; ".join(filter(None, (note, tied)))
             self.add(port, laid_out(name, fits[port][name]), means, text, also[port])
+
+    def tied(
+        self,
+        name: str,
+        ports: Sequence[str],
+        fits: Mapping[str, Mapping[str, Layout]],
+        chosen: Mapping[str, str],
+    ) -> str:
+        """Return the first of `ports` to which the same layout leads from `name` as from the chosen
+        original; empty if there is none.
+
+        With another layout, the original is recorded as being in another order. Arguments as in
+        `several`; `chosen` is the original of each parameter of the port.
+        """
+        for port in ports:
+            if (layout := fits[port].get(name)) == fits[port][chosen[port]]:
+                return port
+            if layout is not None:
+                self.reordered.setdefault(port, name)
+        return ""
 
     def in_another_order(self) -> None:
         """Match arrays with the same rows or columns in another order."""
@@ -276,10 +299,13 @@ class _Search:
                     break
         rest_o, rest_p = self.rest(ambiguous=False)
         for port, names in self.nearest(rest_o, rest_p, lambda o, p: o < p):
-            pieces = []
+            pieces, held = [], np.zeros(self.port.shapes[port])
             for name in names:
-                if at := locate(self.port[port], self.original[name]):
+                at = locate(self.port[port], self.original[name])
+                # Pieces at one place would be added.
+                if at and not at[0](held).any():
                     pieces.append((name, *at))
+                    at[0].accumulate(held, np.ones(at[0].shape))
             if pieces:
                 construction = of_parts(self.port.shapes[port], pieces)
                 inside = ", ".join(place.text() for _, place, _ in pieces)

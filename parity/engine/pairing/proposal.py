@@ -145,7 +145,8 @@ def _allowed(sources: list[Shape], targets: list[Shape]) -> np.ndarray:
     targets) of 1, 0.5 or -inf (`conventions.nearness`)."""
     rows, columns = ({shape: i for i, shape in enumerate(dict.fromkeys(s))} for s in
                      (sources, targets))  # fmt: skip
-    table = np.array([[nearness(a, b) for b in columns] for a in rows]).reshape(len(rows), -1)
+    table = np.array([[nearness(a, b) for b in columns] for a in rows])
+    table = table.reshape(len(rows), len(columns))
     return table[np.ix_([rows[s] for s in sources], [columns[s] for s in targets])]
 
 
@@ -310,6 +311,8 @@ def _along(
         conventions: axis orders by name.
         port_is_whole: whether the fused parameter is the port's rather than the original's.
     """
+    if not math.prod(shape):
+        return None
     length, remainder = divmod(math.prod(own) * shape[axis], math.prod(shape))
     inside = (*shape[:axis], length, *shape[axis + 1 :])
     if remainder or not length:
@@ -332,6 +335,8 @@ def _copies(
     """
     _, rest_p = _rest(shapes_o, shapes_p, made)
     names = list(shapes_o)
+    if not names:
+        return
     for port, shape in rest_p.items():
         likeness = _likeness(names, [port], made)[:, 0]
         likeness = likeness + FITS * _allowed([shapes_o[n] for n in names], [shape])[:, 0]

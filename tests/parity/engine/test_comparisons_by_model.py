@@ -723,7 +723,7 @@ def test_equal_values_are_equal_in_any_dtype_and_size():
     assert not same_values(np.array([1.0]), np.array(1.0))
 
 
-@pytest.mark.parametrize(("size", "count"), [(5, 5), (6, 5), (1000, 48), (3, 9), (0, 3)])
+@pytest.mark.parametrize(("size", "count"), [(5, 5), (7, 7), (6, 5), (1000, 48), (3, 9), (0, 3)])
 def test_samples_are_spread_sorted_and_different(size: int, count: int):
     found = sample_positions(size, count)
     assert found.tolist() == sorted(set(found.tolist())) and len(found) <= max(count, size)
@@ -1084,6 +1084,20 @@ def test_a_loop_inside_of_a_stack_is_of_one_name_number_and_expression():
         assert np.array_equal(found[port], construction.from_original(original | columns)), port
 
 
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("family", [True, False])
+def test_a_long_line_is_valid_source(count, family):
+    """Also that of a loop inside of a concatenation, after which there is no comma."""
+    numbers = range(count) if family else range(count, 0, -1)
+    names = [f"model.decoder.layers.{n}.self_attention.query_projection.weight" for n in numbers]
+    original = {name: draw(2, 3, seed=n) for n, name in enumerate(names)}
+    pair = Pair("decoder.queries.kernel", joined(names, (2, 3), 1), Means.VALUE)
+    source, made = converted([pair], original)
+    assert np.array_equal(made[pair.port], pair.construction.from_original(original))
+    assert (" for n in range(" in source) == family
+    assert max(map(len, source.split("\n"))) <= 110
+
+
 @pytest.mark.parametrize("view", [(2, 2, 6), (4, 2, 3)])
 def test_pieces_that_adjoin_along_no_single_axis_are_written_one_by_one(view):
     """A grid of pieces, in the port's own axes or in a view of them."""
@@ -1105,6 +1119,24 @@ def test_pieces_that_adjoin_along_no_single_axis_are_written_one_by_one(view):
     expected = np.stack([original[name] for name in names]).reshape(shape)
     assert np.array_equal(made["grid"], expected)
     assert (f".reshape({view})[" in source) == (view != shape)
+
+
+@pytest.mark.parametrize("kind", ["part", "one place", "all places"])
+def test_a_view_of_as_many_axes_is_written_too(kind):
+    """Six rows of four are a view of four rows of six."""
+    shape, view, half = (4, 6), (6, 4), (3, 4)
+    top, bottom = (cut(shape, view, 0, start, start + 3) for start in (0, 3))
+    piece = Piece("b.w", whole(half), identity(half), top)
+    construction = {
+        "part": Construction(half, (Piece("a.w", bottom, identity(half), whole(half)),)),
+        "one place": Construction(shape, (piece,)),
+        "all places": Construction(shape, (piece, replace(piece, parameter="c.w", place=bottom))),
+    }[kind]
+    original = {"a.w": draw(*shape), "b.w": draw(*half, seed=1), "c.w": draw(*half, seed=2)}
+    _, made = converted([Pair("port", construction, Means.VALUE)], original)
+    expected = construction.from_original(original)
+    assert made["port"].shape == construction.shape
+    assert np.array_equal(made["port"], expected) and expected.any()
 
 
 def test_two_loops_nest_and_a_gap_in_numbers_is_listed():
@@ -1188,6 +1220,8 @@ def test_names_that_are_not_listed_are_counted():
     assert [*_nearest_names("l.3", names, 4)][-1] == "and 5 more"
     assert len([*_nearest_names("l.3", names, 9)]) == 9
     assert next(iter(_nearest_names("l.3", names, 1))) == "l.3"
+    # Names that are equally unlike keep their order.
+    assert [*_nearest_names("x", dict.fromkeys("cab"), 2)] == ["c", "a", "and 1 more"]
 
 
 def test_only_a_stage_that_is_wrong_by_itself_is_a_culprit():

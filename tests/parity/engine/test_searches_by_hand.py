@@ -817,6 +817,14 @@ def test_neighbours_two_modules_above_have_a_vote_before_all_others():
     assert known.axes("h.1.b.weight", "n.b.kernel", square, square) == (1, 0)
 
 
+def test_neighbours_in_the_same_module_have_a_vote_before_those_of_the_module_above():
+    shapes_o = {f"h.0.{n}.weight": (3, 4) for n in "abc"}
+    shapes_p = {"l.0.a.kernel": (3, 4), "l.0.b.kernel": (4, 3), "l.0.c.kernel": (4, 3)}
+    known = Conventions(dict(zip(shapes_p, shapes_o, strict=True)), shapes_o, shapes_p)
+    assert known.axes("h.1.a.weight", "l.1.a.kernel", (5, 5), (5, 5)) == (0, 1)
+    assert known.axes("h.1.d.weight", "l.1.d.kernel", (5, 5), (5, 5)) == (1, 0)
+
+
 def test_kernels_with_heads_are_matrices_that_lie_the_other_way():
     none = Conventions({}, {}, {})
     x = draw(6, 10)

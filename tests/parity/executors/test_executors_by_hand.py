@@ -552,7 +552,7 @@ def test_accelerators_are_those_that_are_shown(
 ) -> None:
     for n, model in enumerate(("H100", "A100", "T4")):
         (tmp_path / str(n)).mkdir()
-        text = f"Foo: bar\nModel: \t NVIDIA {model}\nIRQ: 3\n"
+        text = f"Name of Model: bar\nModel: \t NVIDIA {model}\nIRQ: 3\n"
         (tmp_path / str(n) / "information").write_text(text, encoding="utf-8")
     real = item_module.Path
     # A folder has no order; that of the devices is of their names.
@@ -1859,6 +1859,10 @@ def test_who_is_at_what_is_asked_every_two_seconds(ray, monkeypatch) -> None:
     assert engine.running() == {"w1": ("a", 990.0)}
     now[0] += 0.5
     assert engine.running() == {"w1": ("b", 999.0)}
+    # The two seconds are since the last time.
+    fake.at = {"w1": ("a", 990.0)}
+    now[0] += 1.0
+    assert engine.running() == {"w1": ("b", 999.0)}
     # What was known last stays, where the cluster does not answer in time or at all.
     for error in (TimeoutError, RuntimeError):
         fake.broken = error
@@ -2014,6 +2018,22 @@ def test_variables_that_an_item_sets_are_no_other_settings(monkeypatch) -> None:
         # A driver with another value is still refused.
         answer = item_module.perform(item, Identity.here())
         assert answer.state is State.FAILED and f"{variable} spread → close" in answer.reason
+    finally:
+        item_module._own_identity.cache_clear()
+
+
+def test_a_variable_of_an_item_stands_for_the_driver_s(monkeypatch) -> None:
+    """The worker was started with it, whatever the driver has."""
+    variable = "OMP_PROC_BIND"
+    monkeypatch.setenv(variable, "close")
+    driver = Identity.here()
+    monkeypatch.setenv(variable, "spread")
+    item_module._own_identity.cache_clear()
+    try:
+        needs = Needs(environment={variable: "spread"})
+        item_module._check_alike(Item("x", "y:z", needs=needs), driver, "node")
+        with pytest.raises(ItemError, match=f"{variable} close → spread"):
+            item_module._check_alike(Item("x", "y:z"), driver, "node")
     finally:
         item_module._own_identity.cache_clear()
 

@@ -163,6 +163,13 @@ def test_the_last_block_is_a_tail_only_if_it_is_shorter() -> None:
     assert where(np.arange(7) >= 4, axes) == "positions 4-6: chunk 1, the tail of 3"
 
 
+@pytest.mark.parametrize("length", [7, 8, 9])
+def test_an_axis_of_one_block_is_not_described_by_it(length: int) -> None:
+    differs = np.arange(length) < 3
+    note = ": in chunk 0" if length > 8 else ""
+    assert where(differs, (Axis("position", "chunk", 8),)) == f"positions 0-2{note}"
+
+
 def test_blocks_that_are_apart_are_named_apart() -> None:
     axes = (Axis("position", "chunk", 4),)
     positions = np.arange(24)

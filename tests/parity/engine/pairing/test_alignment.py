@@ -589,6 +589,18 @@ def test_a_result_of_another_shape_lies_as_it_is_found() -> None:
     assert (pair.by, pair.distance, pair.layout.target) == (AlignedBy.VALUE, 0.0, (24,))
 
 
+def test_every_result_pairs_with_the_result_of_its_name() -> None:
+    """Also where the port returns two results exchanged, by mistake."""
+    x, y, z = (drawn(n) for n in (1, 2, 3))
+    returned = ["logits", "hidden", "state"]
+    original = {"logits": x, "hidden": y, "state": z}
+    port = {"logits": x, "hidden": z, "state": y}
+    assert names(align(original, port))["hidden"] == "state"
+    found = align(original, port, outputs=(returned, returned))
+    assert names(found) == {name: name for name in returned}
+    assert [pair.distance > 0 for pair in found.pairs] == [False, True, True]
+
+
 def test_results_of_one_name_and_unequal_sizes_are_not_the_same_result() -> None:
     small, large = drawn(1, 3), drawn(2)
     returned = ["a", "b"], ["a", "b"]
@@ -603,6 +615,23 @@ def test_a_wrong_stage_lies_as_equal_ones_do_and_not_as_it_is_nearest() -> None:
     port = {"first": square[0], "third": off(square[1].T, 1e-3)}
     pair = align(original, port).pairs[1]
     assert pair.by is AlignedBy.NAME and pair.layout.is_identity and pair.distance > 0.5
+
+
+def test_the_layout_of_equal_stages_leads_from_the_original_s_shape_to_the_port_s() -> None:
+    equal, wrong = drawn(1), drawn(2)
+    port = {"first": equal.T, "third": off(wrong.reshape(6, 4), 1e-3)}
+    pair = align({"first": equal, "third": wrong}, port).pairs[1]
+    assert (pair.by, pair.layout.axes, pair.distance > 0.5) == (AlignedBy.NAME, (1, 0), True)
+
+
+@pytest.mark.parametrize(("agreeing", "enclosed"), [(4, True), (3, False)])
+def test_values_agree_again_if_a_third_of_the_next_stages_do(agreeing: int, enclosed: bool) -> None:
+    own = {f"s.{n}": drawn(10 + n, n + 2, 7) for n in range(HORIZON)}
+    # Stages of other sizes are nobody's partner.
+    other = {f"s.{n}": drawn(50 + n, n + 2, 16) for n in range(agreeing, HORIZON)}
+    pins = [Pin("x", "x")]
+    found = align({"x": drawn(1)} | own, {"x": drawn(2)} | own | other, pins=pins)
+    assert len(found.pairs) == 1 + agreeing and found.pairs[0].enclosed == enclosed
 
 
 def test_a_pinned_layout_that_leads_to_another_shape_is_not_followed() -> None:

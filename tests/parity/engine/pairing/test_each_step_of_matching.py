@@ -174,6 +174,18 @@ def test_a_part_of_two_arrays_is_of_the_one_of_its_name():
         assert left(found) == (["other.w"], [])
 
 
+def test_no_place_of_a_larger_array_is_filled_twice():
+    """Two arrays of the original are equal, and a third one is a part of them."""
+    x = draw(12, 4)
+    original = {"b.w": x[3:6], "a.w": x[:6], "c.w": x[:6], "d.w": x[6:9]}
+    found = match_parameters(original, {"a.w": x})
+    [pair] = found.pairs
+    assert pair.originals == ("a.w", "d.w")
+    assert [entry.name for entry in found.unmatched_original] == ["b.w", "c.w"]
+    filled = found.from_original(original)["a.w"]
+    assert np.array_equal(filled, np.concatenate([x[:9], np.zeros((3, 4))]))
+
+
 def test_every_array_that_a_larger_one_holds_is_named():
     first, second = draw(5, 4, seed=1), draw(5, 4, seed=2)
     port = np.concatenate([first, second, draw(10, 4, seed=3)])
@@ -347,6 +359,36 @@ def test_the_closest_of_what_lies_in_another_order_is_of_the_other_side():
         Unmatched("b.w", (4, 5), "b.w", other),
         Unmatched("c.w", (4, 5), "b.w", other),
     )
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (4, 4)])
+def test_a_second_array_that_lies_in_another_way_is_not_tied(shape):
+    """Its derivatives lie in another way, too, and are not added as they are."""
+    x = draw(*shape)
+    original = {"a.w": x, "b.w": x.T, "c.w": x}
+    found = match_parameters(original, {"a.w": x})
+    assert [(pair.originals, pair.also) for pair in found.pairs] == [(("a.w",), ("c.w",))]
+    note = "the same values in another order"
+    assert found.unmatched_original == (Unmatched("b.w", shape[::-1], "a.w", note),)
+    gradients = {name: draw(*y.shape, seed=n) for n, (name, y) in enumerate(original.items())}
+    theirs, _ = found.gradients(gradients, {"a.w": x})["a.w"]
+    assert np.array_equal(theirs, gradients["a.w"] + gradients["c.w"])
+
+
+def test_the_first_of_two_that_lie_in_another_order_is_the_closest():
+    x = draw(4, 5)
+    port = {name: np.random.default_rng(n).permutation(x.reshape(-1)).reshape(4, 5)
+            for n, name in ((1, "c.w"), (2, "b.w"))}  # fmt: skip
+    found = match_parameters({"a.w": x}, port)
+    assert [(entry.name, entry.closest) for entry in found.unmatched_original] == [("a.w", "c.w")]
+    assert [entry.closest for entry in found.unmatched_port] == ["a.w", "a.w"]
+
+
+def test_a_part_of_two_arrays_that_names_do_not_tell_apart_is_of_the_first():
+    x = draw(4, 5)
+    original = {name: np.concatenate([x, draw(4, 5, seed=n)]) for n, name in enumerate("ba", 1)}
+    [pair] = match_parameters(original, {"c": x}).pairs
+    assert pair.originals == ("b",)
 
 
 def test_a_copy_that_is_left_over_is_of_the_array_of_its_name():

@@ -259,6 +259,15 @@ def test_both_halves_of_an_axis_may_merge_with_others():
     assert layout is not None and np.array_equal(layout(x), y)
 
 
+def test_no_layout_splits_an_array_into_more_axes_than_are_permuted():
+    shape = (4, *[2] * (MOST_AXES - 1))
+    found = candidates(shape, shape[::-1])
+    assert len(found) > 1 and {len(layout.before) for layout in found} == {MOST_AXES}
+    # With one axis less there is room to split one.
+    found = candidates((16, *shape[2:-1]), (4, 4, *shape[2:-1]))
+    assert {len(layout.before) for layout in found} == {MOST_AXES - 2, MOST_AXES - 1}
+
+
 def test_a_difference_within_the_tolerance_may_be_in_the_few_elements_that_are_compared_first():
     """There it is a larger share than of the whole array."""
     tolerance = 1e-5

@@ -247,6 +247,17 @@ def test_what_does_not_fill_a_stack_is_not_stacked(second, stack):
 
 
 @pytest.mark.parametrize("back", [False, True])
+def test_a_number_without_axes_is_no_stack(back):
+    """Such as a count of batches that only one side has."""
+    single = {f"l.{n}.w": (2, 3) for n in range(2)}
+    stack = {"count": (), "l.w": (2, 2, 3)}
+    made, left = proposed(stack, single) if back else proposed(single, stack)
+    stacked = {"l.w": ("l.0.w", "l.1.w")}
+    assert made == (dict.fromkeys(single, ("l.w",)) if back else stacked)
+    assert left == (set() if back else {"count"})
+
+
+@pytest.mark.parametrize("back", [False, True])
 def test_stacked_filters_are_turned_the_same_way_there_and_back(back):
     """An order of four axes that is not its own inverse, as that of a matrix is."""
     original = numbered({f"l.{n}.conv.weight": (6, 6, 3, 3) for n in range(2)})
@@ -255,6 +266,16 @@ def test_stacked_filters_are_turned_the_same_way_there_and_back(back):
     sides = (port, original) if back else (original, port)
     result, _ = converted(propose(sides[0], unconverted(sides[1])), sides[0])
     assert agrees(result, sides[1])
+
+
+def test_a_stack_follows_what_is_certain_beside_it():
+    """The biases' shapes show which modules are the same; by their places it would be the other."""
+    original = {f"l.{n}.{name}.w": (2, 3) for name in "pq" for n in range(2)}
+    original |= {"l.0.p.b": (7,), "l.0.q.b": (9,)}
+    port = {"m.r.w": (2, 2, 3), "m.s.w": (2, 2, 3), "m.r.b": (9,), "m.s.b": (7,)}
+    made, left = proposed(original, port)
+    assert made["m.r.w"] == ("l.0.q.w", "l.1.q.w") and made["m.s.w"] == ("l.0.p.w", "l.1.p.w")
+    assert not left
 
 
 def test_a_fusion_is_of_the_module_of_its_name_and_each_part_is_used_once():
@@ -358,6 +379,24 @@ def test_a_converter_puts_pieces_in_their_places_in_whatever_order_they_are_list
     assert agrees(converted(Matching((pair,)), original)[0], {"w": whole})
 
 
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0)])
+def test_what_has_no_element_is_no_fusion(shape, back):
+    """Such as an adapter of rank 0, beside parameters that could be fused."""
+    parts, empty = {"m.q.weight": (3, 4), "m.k.weight": (3, 4)}, {"m.qk.weight": shape}
+    made, left = proposed(empty, parts) if back else proposed(parts, empty)
+    assert (made, left) == ({}, set(parts if back else empty))
+
+
+def test_a_side_without_parameters_has_no_partner_for_those_of_the_other():
+    some = numbered({"a.w": (2, 3), "b": (4,)})
+    for original, port in ((some, {}), ({}, some), ({}, {})):
+        matching = propose(original, port)
+        assert not matching.pairs
+        assert [entry.name for entry in matching.unmatched_original] == [*original]
+        assert [entry.name for entry in matching.unmatched_port] == [*port]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_converter_takes_each_parameter_from_its_own_original(seed):
     """Whichever numbers there are, with holes among them, shifted, or in no order at all."""
@@ -440,6 +479,22 @@ def test_gates_with_modules_of_their_own_are_proposed_in_torch_s_order(gates, wi
     # A cell that lacks a gate is none: its parts have the order of other fused parameters.
     less = {name: x for name, x in port.items() if ".ii." not in name and ".ir." not in name}
     assert propose(original, less).unmatched_original
+
+
+def test_gates_of_each_layer_are_those_of_the_input_or_of_the_state():
+    """Whichever of the two a layer lists first; all matrices have one shape."""
+    original = numbered(
+        {f"cell.weight_{t}_l{n}": (4 * CELL, CELL) for n in range(2) for t in ("ih", "hh")}
+    )
+    port = {
+        f"rnn.{n}.{term}{letter}.kernel": rows.T
+        for n, order in enumerate(("hi", "ih"))
+        for term in order
+        for letter, rows in zip(
+            "ifgo", np.split(original[f"cell.weight_{term}h_l{n}"], 4), strict=True
+        )
+    }
+    assert agrees(made(original, port), port)
 
 
 @pytest.mark.parametrize("names", [("ih", "hh"), ("input", "hidden"), ("input", "recurrent")])

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from parity.engine.measure.metrics import relative_l2
 from parity.engine.pairing import analogy
 from parity.engine.pairing import closeness as closeness_module
 from parity.engine.pairing.analogy import by_families, by_siblings
@@ -543,6 +544,13 @@ def test_differences_are_named_by_the_axis_that_they_take_the_least_of():
     assert differing_slices(x, np.array([0.0, 0.0, 2.0, 3.0])) == "elements 0:2"
 
 
+def test_the_distance_of_a_line_is_that_of_all_elements():
+    x = draw(40, 30)
+    found = resemblance(x, x + 1.0)
+    assert found is not None and found.line is not None
+    assert found.distance == relative_l2(x, x + 1.0)
+
+
 def test_what_resembles_is_told_in_words():
     lies = identity((2,))
     assert Resemblance(lies, 0.5, line=(2.0, 0.0)).text() == "is 2 times it"
@@ -607,6 +615,28 @@ def test_constants_follow_the_weights_of_their_module():
     }
     longer = fused | {"attn.qkv.bias": np.zeros(13)}
     assert "attn.qkv.bias" not in matched(kernels | biases, longer)
+
+
+@pytest.mark.parametrize(
+    ("weights", "biases", "order"),
+    [
+        (("wq", "wk"), ("bq", "bk"), ("bq", "bk")),
+        (("k_weight", "q_weight"), ("q_bias", "k_bias"), ("k_bias", "q_bias")),
+        (("k_weight", "q_weight"), ("k_bias", "q_bias"), ("k_bias", "q_bias")),
+    ],
+)
+def test_each_weight_of_one_module_has_a_bias_of_its_own(weights, biases, order):
+    """Names decide which, or else their order; another parameter of the module is none of them."""
+    kernels = {f"attn.{n}": draw(6, 4, seed=k) for k, n in enumerate(weights)}
+    zeros = {f"attn.{n}": np.zeros(6) for n in biases}
+    fused = {"qk.weight": np.concatenate([*kernels.values()]), "qk.bias": np.zeros(12)}
+    text = f"attn.{order[0]}, at [0:6] + attn.{order[1]}, at [6:12]"
+    for more in ({}, {"attn.scale": np.zeros(6)}):
+        assert matched(kernels | zeros | more, fused)["qk.bias"][0] == text
+    back = matched(fused, kernels | zeros)
+    assert [back[f"attn.{n}"][0] for n in order] == ["qk.bias[0:6]", "qk.bias[6:12]"]
+    del zeros[f"attn.{order[1]}"]
+    assert "qk.bias" not in matched(kernels | zeros, fused)
 
 
 def test_a_constant_follows_one_of_several_weights_of_its_module():
