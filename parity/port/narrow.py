@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -126,13 +127,14 @@ def _floors(
     floors cannot be measured, the first result is empty, and one notice says why.
     """
 
-    def run(rounding: Rounding, seed: int = 0) -> dict[str, np.ndarray]:
-        stages = port.run(Run(Precision.BFLOAT16, rounding, seed)).stages
+    def run(how: Run) -> dict[str, np.ndarray]:
+        stages = port.run(how).stages
         return {name: stages.get(name, np.full_like(x, math.nan)) for name, x in truth.items()}
 
     try:
-        still = run(Rounding.NOTHING)
-        responses = responses_of(still, lambda seed: run(Rounding.OPERATIONS, seed))
+        still = run(Run(Precision.BFLOAT16, still=True))
+        moved = partial(Run, Precision.BFLOAT16, Rounding.OPERATIONS)
+        responses = responses_of(still, lambda seed: run(moved(seed)))
     except SideError as error:
         return {}, (f"the port's errors in bfloat16 have no tolerance: {error}",)
     norms = norms_of(truth)

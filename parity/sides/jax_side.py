@@ -35,7 +35,6 @@ from parity.sides.jax_leaves import (
 from parity.sides.side import (
     AS_IS,
     Precision,
-    Rounding,
     Run,
     SideError,
     Trace,
@@ -183,11 +182,10 @@ class JaxSide:
             SideError: the function raises an error, or a stage or output that `how` names does not
                 exist.
         """
-        wide = how.precision is Precision.FLOAT64 or how.rounding is not None
+        wide = how.precision is Precision.FLOAT64 or how.rounding is not None or how.still
         with jax.enable_x64(wide), jax.default_matmul_precision("highest"):
             program = self._program(how.precision, derivative=False)
-            unrounded = how.rounding is Rounding.NOTHING
-            arrays = arrays_of(self._trees(Precision.FLOAT64 if unrounded else how.precision))
+            arrays = arrays_of(self._trees(Precision.FLOAT64 if how.still else how.precision))
             if wide:
                 marks, results = program.evaluate_in_float64(arrays, how)
             else:

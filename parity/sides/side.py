@@ -44,10 +44,6 @@ class Rounding(StrEnum):
     """The result of every operation and the terms of every sum: simulates float32 rounding."""
     CONSTANTS = "constants"
     """Only values that stay float32 in a float64 run: precomputed tables, buffers, literals."""
-    NOTHING = "nothing"
-    """No value: the program of a precision, evaluated in float64, with parameters and inputs that
-    are not rounded to this precision. Its difference to a perturbed run is rounding; its difference
-    to the float64 program is not, such as a branch on the dtype."""
 
 
 class SideError(ValueError):
@@ -86,6 +82,11 @@ class Run:
     can be perturbed with `Precision.FLOAT64` only."""
     seed: int = 0
     """Seed of the perturbation's signs."""
+    still: bool = False
+    """Whether the program of `precision` is evaluated in float64 without perturbations, with
+    parameters and inputs that are not rounded to this precision; on JAX sides only. Its difference
+    to a perturbed run is rounding; its difference to the float64 program is not, such as a branch
+    on the dtype."""
     forced: Arrays = field(default_factory=dict)
     """Values from which the rest of the computation continues in place of a stage's own, by stage
     name, in the stage's shape. `Trace.stages` still has the value that the program computed."""

@@ -108,7 +108,7 @@ class Side:
         lin, odd, out = self.names
         share = {None: 0.0, Rounding.OPERATIONS: OPERATIONS, Rounding.CONSTANTS: TABLES}
         move = 1 + share[how.rounding] * (1 if how.seed % 2 else -1)
-        if how.precision is Precision.BFLOAT16:
+        if how.precision is Precision.BFLOAT16 and not how.still:
             move = 1 + (move - 1) * NARROW / OPERATIONS + (0 if how.rounding else NARROW)
 
         def off(name: str) -> float:

@@ -604,7 +604,7 @@ def low(off: float, moved: float = 0.0, refuses=lambda how: False, mask: float =
     def answer(how: Run) -> Trace:
         if refuses(how):
             raise SideError("no such run")
-        if how.precision is not Precision.BFLOAT16:
+        if how.precision is not Precision.BFLOAT16 or how.still:
             return trace(a=[np.inf, 1.0], out=FOUR)
         error = off if how.rounding is None else moved
         return trace(a=[np.inf, mask], out=FOUR + np.array([0.0, error]))
