@@ -49,8 +49,9 @@ def _typing_error(text: str) -> str:
         return "'://' does not come first"
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*", protocol):
         return f"{protocol!r} is not the name of a protocol in lower case"
-    if not text.isprintable() or text != text.strip():
-        return "it starts or ends with a space, or has characters that cannot be printed"
+    # A space before the protocol is part of its name.
+    if not text.isprintable() or text != text.rstrip():
+        return "it ends with a space, or has characters that cannot be printed"
     path = rest[2:].rstrip("/")
     if not path:
         return f"nothing comes after '{protocol}://'"
