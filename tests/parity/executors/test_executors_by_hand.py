@@ -389,6 +389,14 @@ def test_a_key_is_letters_that_a_folder_may_have(name: str, key: str) -> None:
     assert sweep_module._key(item) == f"{key}-{item.digest()}" and len(item.digest()) == 16
 
 
+def test_of_two_answers_of_one_item_the_later_one_counts(tmp_path: Path) -> None:
+    """The first one was damaged, and the item ran again."""
+    lines = [json.dumps({"key": key, "answer": n}) for n, key in enumerate("aba")]
+    path = tmp_path / "answers.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    assert sweep_module._whole_lines(path) == {"a": lines[2], "b": lines[1]}
+
+
 @pytest.mark.parametrize(("text", "workers"), [("local:3", 3), ("local:10", 10), ("local", None)])
 def test_executors_are_named(text: str, workers: int | None) -> None:
     found = open_executor(text)

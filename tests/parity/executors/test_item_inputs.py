@@ -224,7 +224,7 @@ def test_another_program_has_another_digest_and_is_refused(
     assert replace(item).digest() != before
     answer = perform(item, Identity.here())
     assert answer.state is State.FAILED
-    assert "it differs" in answer.reason and "on every machine" in answer.reason
+    assert "differs from the driver's" in answer.reason and "on every machine" in answer.reason
 
 
 SAME = Identity("code", {"jax": "1", "numpy": "2"}, {"XLA_FLAGS": "--a", "OMP_NUM_THREADS": "2"})

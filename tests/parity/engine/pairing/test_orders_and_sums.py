@@ -233,6 +233,12 @@ def test_a_constant_bias_follows_the_matrix_of_its_length_alone() -> None:
     assert beside["cell.out"] != "cell.out" and beside["cell.bias"] == alone
 
 
+def test_a_constant_bias_that_follows_a_matrix_is_said_to_be_both() -> None:
+    port = {"cell.kernel": gates(GATES), "cell.bias": ZEROS}
+    found = match_parameters({"cell.weight": GATES, "cell.bias": ZEROS}, port)
+    assert found.by_port["cell.bias"].note == "constant; in the order of cell.kernel"
+
+
 def test_a_constant_bias_follows_no_matrix_of_another_module_of_the_original() -> None:
     """The port keeps it beside its own matrix and beside one that is elsewhere in the original."""
     alone = orders_with({}, {})["cell.bias"]

@@ -288,6 +288,14 @@ def test_a_fusion_is_of_the_module_of_its_name_and_each_part_is_used_once():
     assert [*made.values()] == [("m.q.weight", "m.k.weight")] and len(left) == 1
 
 
+def test_what_names_do_not_tell_apart_keeps_its_order():
+    """The parts of a fusion, and two parameters that may be one."""
+    original = {f"m.{name}.weight": (6, 6) for name in "ba"}
+    port = {"n.d.kernel": (6, 12), "n.c.kernel": (6, 12)}
+    [pair] = propose(numbered(original), numbered(port)).pairs
+    assert (pair.port, pair.originals) == ("n.d.kernel", ("m.b.weight", "m.a.weight"))
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("back", [False, True])
 def test_each_fusion_is_of_its_own_module_in_whatever_order_they_come(turned, back):
