@@ -216,7 +216,8 @@ def _not_in_low_precision(
     side: Side, rows: Sequence[Measurement], outputs: Iterable[str], comparison: Comparison
 ) -> list[Measurement]:
     """Return a "not comparable" measurement for each output that no gate checks in the port's
-    float32 run, if the port computes in low precision on purpose, such as under autocast.
+    float32 run, if the port computes in low precision on purpose, such as under autocast; for every
+    output if no operation used the low precision.
 
     Gates on the float64 run do not count, since such a side computes that run in full precision.
     Empty for other sides.
@@ -229,6 +230,9 @@ def _not_in_low_precision(
     """
     if not isinstance(side, LowPrecision):
         return []
+    if side.autocast not in side.used:
+        note = f"no operation ran in {side.autocast}: the program may disable autocast"
+        return [comparison.unmeasured(name, note, "compared") for name in outputs]
     narrow = (PortEdge.PORT32_ORIGINAL32, PortEdge.PORT32_PORT64)
     gates = (row for row in rows if row.edge in narrow and row.metric == "rel_l2")
     known = {row.quantity for row in gates if row.verdict in (Verdict.PASS, Verdict.FAIL)}

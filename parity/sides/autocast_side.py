@@ -66,6 +66,8 @@ class AutocastSide(TorchSide):
         self._moves = True
         """Whether perturbed runs perturb the shadows (float64 values); False only for the run from
         which their change is measured."""
+        # Copies of the side, with other parameters, add to the same set.
+        self.used: set[torch.dtype] = set()
         self._shadows: Shadows | None = None
         """Shadows of the perturbed run in progress or just ended; None in and after other runs."""
 
@@ -95,6 +97,8 @@ class AutocastSide(TorchSide):
         finally:
             self._moves = True
         moved = super().run(how)
+        if self._shadows is not None:
+            self.used |= self._shadows.used
         return replace(
             exact,
             stages={
@@ -149,6 +153,8 @@ class Shadows(TorchDispatchMode):
     def __init__(self, seed: int | None) -> None:
         super().__init__()
         self.moves = seed is not None
+        self.used: set[torch.dtype] = set()
+        """Dtypes of the floating-point results of the program's operations."""
         self.lift = Lift(torch.Generator().manual_seed(seed or 0))
         self._made: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
@@ -172,6 +178,7 @@ class Shadows(TorchDispatchMode):
         shadows = tree_map(self.of, args), tree_map(self.of, named)
         real = func(*args, **named)
         results = [x for x in tree_leaves(real) if _is_float(x)]
+        self.used |= {x.dtype for x in results}
         if torch.Tag.nondeterministic_seeded in func.tags:
             # Not repeated on shadows: a second draw would give other numbers. If it was drawn in
             # place, the shadow takes the drawn values.

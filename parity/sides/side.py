@@ -264,6 +264,8 @@ class LowPrecision(Protocol):
 
     autocast: Any
     """The low precision, a dtype of the side's library."""
+    used: Collection[Any]
+    """Dtypes of the floating-point results of all operations in the perturbed runs so far."""
 
 
 @runtime_checkable

@@ -95,6 +95,28 @@ def test_a_difference_that_is_not_rounding_is_named_with_its_stage(trained, bug)
     assert report.culprit.name == BUGS[bug]
 
 
+class Disabled(torch.nn.Module):
+    """A module that computes in float32 whatever the surroundings ask for."""
+
+    def __init__(self, inner, enabled):
+        super().__init__()
+        self.inner, self.enabled = inner, enabled
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.enabled):
+            return self.inner(x)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_program_that_disables_autocast_is_not_compared_under_it(enabled):
+    torch.manual_seed(5)
+    inner = torch.nn.Linear(16, 8)
+    report = compared(Disabled(inner, False), Disabled(copy.deepcopy(inner), enabled))
+    assert report.holds is enabled, report.text()
+    told = [m for m in report.measurements if "no operation ran in torch.bfloat16" in m.note]
+    assert len(told) == (not enabled)
+
+
 class OnlyInLowPrecision(torch.nn.Module):
     """A module that computes another function of what autocast made."""
 
