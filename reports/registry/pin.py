@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from reports.provenance.code import git_state
 from reports.registry.lookup import read_judgeable
@@ -52,7 +51,8 @@ class PinDiff:
         return report
 
 
-class _Move(NamedTuple):
+@dataclass(frozen=True)
+class _Move:
     """Change of a level's geometric mean, or of its largest value, between two pins."""
 
     before: float

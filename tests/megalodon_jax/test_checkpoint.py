@@ -164,8 +164,8 @@ DAMAGES = {
     "no folder": (shutil.rmtree, FileNotFoundError, "no checkpoint at"),
     "no model": (without("model.safetensors"), FileNotFoundError, "incomplete: model.safetensors"),
     "no optimizer": (without("optimizer.safetensors"), FileNotFoundError, "incomplete: optimizer"),
-    "no config": (without("config.json"), FileNotFoundError, "config.json is not there"),
-    "no manifest": (without("manifest.json"), FileNotFoundError, "manifest.json is not there"),
+    "no config": (without("config.json"), FileNotFoundError, "config.json is missing"),
+    "no manifest": (without("manifest.json"), FileNotFoundError, "manifest.json is missing"),
     "cut model": (cut("model.safetensors"), ValueError, "not a readable safetensors file"),
     "cut manifest": (cut("manifest.json"), ValueError, "not readable JSON"),
     "list": (

@@ -140,8 +140,8 @@ MUTANTS = (
         (
             "levels_that_fell_come_last",
             "the diff of a pin lists levels by growth and not by size of the move",
-            "key=lambda g: (-max(moved[g], 1 / moved[g]), g)",
-            "key=lambda g: (-moved[g], g)",
+            "key=lambda item: (-item[1].size, item[0])",
+            "key=lambda item: (-item[1].factor, item[0])",
             ""
             "test_store_commands.py::test_the_diff_of_a_pin_lists_the_largest_move_first_up_or_down",
         ),

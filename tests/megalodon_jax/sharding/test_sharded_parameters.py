@@ -122,7 +122,9 @@ def test_a_model_that_does_not_divide_is_refused(mesh: str, config, message: str
 def test_a_batch_that_does_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match=r"batch=6 does not divide by the 4 parts.*data x fsdp"):
         shard_batch({"input_ids": np.ones((6, 8), int)}, mesh_named("data=2 fsdp=2"))
-    with pytest.raises(ValueError, match=r"24 tokens .* 4 parts .* chunks of 4; .* multiple of 16"):
+    with pytest.raises(
+        ValueError, match=r"24 tokens .* 4 parts .* chunks of 4 tokens; .* multiple of 16"
+    ):
         shard_batch(np.ones((2, 24), int), mesh_named("sequence=4"), chunk_size=4)
     with pytest.raises(ValueError, match=r"shape \(\), expected \(B, L\)"):
         shard_batch(np.ones(()), mesh_named("data=2"))
