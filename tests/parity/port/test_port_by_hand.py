@@ -250,6 +250,7 @@ class Low(Scripted):
     """A side that computes in a low precision on purpose."""
 
     autocast: str = "bfloat16"
+    used: tuple[str, ...] = ("float32", "bfloat16")
 
 
 def test_a_result_in_low_precision_is_compared_by_its_error_in_that_precision():

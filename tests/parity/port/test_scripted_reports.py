@@ -360,6 +360,7 @@ def test_stages_are_judged_as_stages_whatever_the_port_calls_them(refuses):
 def test_a_result_in_low_precision_without_a_gate_is_a_stage_whatever_its_name():
     low = Side(stages=(*OTHER[:2], GENERATED), refuses=(Precision.FLOAT64,))
     low.autocast = "bfloat16"  # pyright: ignore[reportAttributeAccessIssue]
+    low.used = {"bfloat16"}  # pyright: ignore[reportAttributeAccessIssue]
     report = compare(ported(Side(refuses=(Precision.FLOAT64,)), low, bfloat16=False))
     kinds = {m.quantity: m.kind for m in report.measurements if m.metric == "compared"}
     assert kinds == {GENERATED: Kind.BLOCK, NO_OUTPUT: Kind.BLOCK}
