@@ -534,12 +534,11 @@ def _terms(node: onnx.NodeProto, values: Sequence[Any]) -> int:
         return inputs * math.prod(taps) // settings.get("group", 1)
     if kind == "AveragePool":
         return math.prod(settings["kernel_shape"])
-    if kind == "GroupNormalization":
-        return math.prod(shape[1:]) // settings["num_groups"]
-    if kind in ("GlobalAveragePool", "InstanceNormalization"):
+    if kind in NORMS:
+        # As in torch (`torch_lift`): each element passes its own perturbation on.
+        return shape[-1]
+    if kind == "GlobalAveragePool":
         axes = range(2, len(shape))
-    elif kind in ("LayerNormalization", "RMSNormalization"):
-        axes = range(settings.get("axis", -1) % len(shape), len(shape))
     elif kind.startswith("Reduce"):
         # The axes are an attribute in opsets before 18, and since then an input.
         given = settings.get("axes", values[1] if len(values) > 1 else None)

@@ -281,10 +281,20 @@ def test_a_sum_is_moved_by_as_many_terms_as_it_has(monkeypatch):
     monkeypatch.setattr(Lift, "moved", lambda self, x, by: (units.append(by), kept(self, x, by))[1])
     functional = torch.nn.functional
     x = torch.rand(3, 4, 7, 2)
+    # A norm is moved as by a sum over the last axis, however many elements it normalises together:
+    # what moves its elements is all of its result's noise.
+    zeros, ones = torch.zeros(4), torch.ones(4)
+    for norm in (
+        lambda: functional.layer_norm(x, (7, 2)),
+        lambda: functional.group_norm(x, 2),
+        lambda: functional.batch_norm(x, None, None, training=True),
+        lambda: functional.batch_norm(x, zeros, ones),
+    ):
+        units.clear()
+        with torch.no_grad(), Shadows(0):
+            norm()
+        assert units[0] == math.sqrt(1 + 2 / 11)
     for terms, operation in {
-        14: lambda: functional.layer_norm(x, (7, 2)),
-        28: lambda: functional.group_norm(x, 2),
-        42: lambda: functional.batch_norm(x, None, None, training=True),
         24: lambda: functional.conv2d(x, torch.rand(5, 4, 3, 2)),
         60: lambda: functional.conv_transpose2d(x, torch.rand(4, 5, 5, 3)),
         30: lambda: functional.conv_transpose2d(x, torch.rand(4, 5, 5, 3), groups=2),
