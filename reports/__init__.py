@@ -29,3 +29,6 @@ def _check_extra() -> None:
 
 
 _check_extra()
+
+# Every room knows subjects by the register alone, so it must be filled before any is used.
+from reports import subjects  # noqa: E402, F401

@@ -6,15 +6,29 @@ Source: docs/parity.md "Same work".
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-
-from megalodon_jax.config import MegalodonConfig
 
 BYTES = 256
 """Number of token ids that a model needs if the bytes of a text are its ids."""
 STEP = (2, 128)
 """Rows, and tokens per row, of one training step on a user's text."""
+
+
+@runtime_checkable
+class Sizes(Protocol):
+    """Sizes in the configuration of a model that limit its token ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        ...
+
+    @property
+    def chunk_size(self) -> int:
+        """Number of tokens whose multiples a long text must have."""
+        ...
 
 
 def first_tokens(text: Path | None, vocab_size: int) -> np.ndarray:
@@ -56,7 +70,7 @@ def check_text(text: Path, vocab_size: int, least: int, otherwise: str) -> None:
 
 
 def read_ids(
-    text: Path | None, ids: Path | None, folder: Path, config: MegalodonConfig, length: int | None
+    text: Path | None, ids: Path | None, folder: Path, config: Sizes, length: int | None
 ) -> tuple[np.ndarray, str]:
     """Return token ids (B, L) int32 for a model, and a description of their source.
 
@@ -123,7 +137,7 @@ def _from_array(path: Path) -> np.ndarray:
     return np.atleast_2d(array).astype(np.int64)
 
 
-def _from_text(path: Path, folder: Path, config: MegalodonConfig) -> tuple[np.ndarray, str]:
+def _from_text(path: Path, folder: Path, config: Sizes) -> tuple[np.ndarray, str]:
     if not path.is_file():
         raise FileNotFoundError(f"no text at {path}: give an existing file.")
     tokenizer, because = folder / "tokenizer.json", ""

@@ -85,9 +85,9 @@ def _triangle() -> list[str]:
 
 
 def _of_a_night() -> list[str]:
-    from reports.nightly.suites import elsewhere
+    from reports.subject import names_by_part
 
-    return [*_triangle(), *sorted(name for names in elsewhere().values() for name in names)]
+    return [*_triangle(), *sorted(name for names in names_by_part().values() for name in names)]
 
 
 def _recorded() -> list[str]:

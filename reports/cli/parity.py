@@ -240,25 +240,13 @@ def record(cases: tuple[str, ...], subject: str, quiet: bool) -> None:
 @parity.command(epilog=examples("parity cases", "parity explain plain"))
 def cases() -> None:
     """List the cases of `nightly --case`, `explain` and `shrink`, with their purposes."""
-    from parity.deepseek_v3.cases import CASES as MLA_MOE_CASES
-    from parity.megalodon.cases import CASES
-    from parity.megalodon.known_differences import KNOWN_DIFFERENCES
-    from reports.nightly import shards
-    from reports.nightly.suites import elsewhere
+    from reports.subject import model, names_by_part, parts, registered
 
-    reasons = {each.id: each.reason for each in KNOWN_DIFFERENCES}
-    reasons |= {case.title: case.why for case in MLA_MOE_CASES}
-    parts = {
-        shards.KNOWN_DIFFERENCES_PART: ("known difference", ""),
-        shards.PRODUCTS_PART: ("products", "low-precision products against float64"),
-        shards.MLA_MOE_PART: ("MLA + MoE", ""),
-        shards.PORT_PART: ("port", "Megalodon and megalodon-hf compared as any two programs"),
-        shards.MESH_PART: ("mesh", "training on one device against the same on a mesh"),
-    }
-    rows = [(case.name, "model", case.why) for case in CASES]
-    for part, names in elsewhere().items():
-        what, why = parts[part]
-        rows += [(name, what, reasons.get(name, why)) for name in sorted(names)]
+    reasons = {name: why for s in registered() for name, why in s.suites().reasons.items()}
+    rows = [(case.name, "model", case.why) for case in model().cases]
+    names = names_by_part()
+    for part in (part for part in parts() if part.name in names):
+        rows += [(n, part.what, reasons.get(n, part.why)) for n in sorted(names[part.name])]
     show_table(("case", "what is compared", "why"), rows)
     click.echo(
         "\nmodel: the JAX model, megalodon-hf and a float64 oracle, each with the others, on one "

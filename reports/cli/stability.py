@@ -118,9 +118,10 @@ def stability(
     unchecked()
     report = progress(quiet)
     if what_if:
+        from reports.cli.views import products
         from reports.page.sections import what_if as module
 
-        costs = module.examine(path, text, report)
+        costs = products.examine(path, text, report)
         click.echo(json.dumps(module.as_document(costs)) if as_json else module.as_text(costs))
         return
     from reports.cli.views import diagnosis as module

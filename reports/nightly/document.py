@@ -1,4 +1,4 @@
-"""Fields of run.json that follow from the code: cases, tolerances, known differences."""
+"""Fields of run.json that follow from the code: tolerances and known differences."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.megalodon.cases import Case
-from parity.megalodon.known_differences import KNOWN_DIFFERENCES
-from parity.tolerances import MESHES, PORTS, TABLE
-from reports.store.manifest import CaseInfo, Manifest
+from reports.store.manifest import Manifest
+from reports.subject import tables
 
 
 def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
@@ -25,23 +23,10 @@ def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
     """
     tolerances = tuple(
         {"edge": row.edge, "kind": kind, "bound": row.bound, "reason": row.reason}
-        for row in (*TABLE, *PORTS, *MESHES)
+        for row in tables().tolerances
         for kind in row.kinds
     )
     return replace(manifest, tolerances=tolerances, seams=known_differences(rows))
-
-
-def case_info(case: Case) -> CaseInfo:
-    """Return the fields of a case that run.json holds."""
-    return CaseInfo(
-        name=case.name,
-        title=case.why,
-        why=case.why,
-        hash=case.hash,
-        batch=case.batch_size,
-        length=case.length,
-        config=case.config.to_dict(),
-    )
 
 
 def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, Any], ...]:
@@ -52,7 +37,7 @@ def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, An
     """
     values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
     entries = []
-    for difference in KNOWN_DIFFERENCES:
+    for difference in tables().known_differences:
         m = values.get(difference.id)
         entry = {name: getattr(difference, name) for name in ("id", "reason", "bound", "measured")}
         if m is not None and math.isfinite(m.value):

@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from parity.executors.pace import UNSURE, duration, makespan
-from reports.nightly.shards import PROBES_PART
 from reports.provenance.environment import new_manifest
 from reports.provenance.host import processor
 from reports.store.manifest import read_manifest
 from reports.store.runs import run_folders
 from reports.store.schema import RunKind, StoreError
+from reports.subject import PROBES_PART
 
 FIRST: Mapping[str, float] = {
     "plain": 26.0,

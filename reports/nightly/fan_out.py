@@ -17,9 +17,8 @@ from parity.executors.executor import Executor, Log
 from parity.executors.inputs import MODULE, contents
 from parity.executors.item import Answer, Item, Needs, State
 from parity.executors.sweep import Answers, run
-from parity.megalodon.suite import choose_reference
 from reports.nightly.expected import cost, expected_seconds, in_order
-from reports.nightly.run import Options, nightly, open_checkpoint, plan_of
+from reports.nightly.run import Options, nightly, plan_of
 from reports.nightly.shards import Shard, find_shards, merge_shards
 from reports.nightly.tonight import Tonight
 from reports.provenance.code import Start
@@ -29,6 +28,7 @@ from reports.registry.outcome import Outcome, finish, store
 from reports.store.manifest import Environment, Manifest, PartInfo, read_manifest
 from reports.store.runs import Run, read_run
 from reports.store.schema import MANIFEST, StoreError
+from reports.subject import main, model
 
 UNFINISHED = ".unfinished"
 """Hidden folder beside the runs that holds the parts of unfinished nights."""
@@ -56,7 +56,7 @@ def items_of(options: Options) -> list[Item]:
     plan = plan_of(options)
     # Every worker must use the same kind of reference as this machine.
     if options.reference == "auto":
-        kind = "recorded" if choose_reference("auto").kind == "recorded" else "live"
+        kind = "recorded" if model().reference("auto").kind == "recorded" else "live"
         options = replace(options, reference=kind)
     needs = Needs(memory=MEMORY)
     if options.device == "cuda":
@@ -65,7 +65,7 @@ def items_of(options: Options) -> list[Item]:
         needs = Needs(gpus=SHARE, memory=MEMORY, environment=environment)
     # The data files of the packages are included in the digest of the code.
     names = [str(options.checkpoint.resolve())] if options.checkpoint else []
-    live = [f"{MODULE}megalodon"] if options.reference == "live" else []
+    live = [f"{MODULE}{main().module}"] if options.reference == "live" else []
     inputs = contents([*names, *live])
     shards = [replace(options, shard=Shard(i, len(plan))) for i in range(1, len(plan) + 1)]
     return [
@@ -84,10 +84,8 @@ def measure(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         {"lines": [...]}: the indented lines of the part's report, which the driver repeats.
     """
-    from megalodon_jax import traced_checks
-
     lines: list[str] = []
-    with traced_checks(False):
+    with model().unchecked():
         nightly(Options.from_json(folder, options), lines.append)
     return {"lines": [line for line in lines if line.startswith("  ")]}
 
@@ -121,7 +119,7 @@ def fan_out(
     items = items_of(options)
     if options.checkpoint is not None:
         # Reject a broken checkpoint now, not after an hour in each part.
-        open_checkpoint(options.checkpoint).load()
+        model().open_checkpoint(options.checkpoint).load()
     names = " ".join(sorted(f"{item.name} {item.digest()}" for item in items))
     place = options.out / UNFINISHED / hashlib.sha256(names.encode()).hexdigest()[:12]
     expected, known_here = expected_seconds(options.out, [item.name for item in items])

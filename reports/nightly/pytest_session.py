@@ -232,11 +232,11 @@ class Collector(Planner):
 
         rows, documents = distinct(self.records, self.ports)
         names = {document["name"] for document in documents}
-        if any(_of_megalodon(row) for row in rows if row.suite not in names):
+        if any(_of_a_subject(row) for row in rows if row.suite not in names):
             manifest = new_manifest(self.started, RunKind.PYTEST)
-            manifest, against = self._of_megalodon(manifest, rows, documents)
+            manifest, against = self._of_a_subject(manifest, rows, documents)
         else:
-            # These tests do not depend on Megalodon: the measured code is that of the tested
+            # These tests measure no subject: the measured code is that of the tested
             # project.
             code = Path(self.config.rootpath)
             manifest = new_manifest(self.started, RunKind.PYTEST, code, self.root)
@@ -273,22 +273,22 @@ class Collector(Planner):
         marks, words = self.config.getoption("-m"), self.config.getoption("-k")
         return tuple(filter(None, (marks, words and f"-k {words}"))) or ("everything",)
 
-    def _of_megalodon(
+    def _of_a_subject(
         self, manifest: Manifest, rows: tuple[Measurement, ...], documents: list[dict[str, Any]]
     ) -> tuple[Manifest, str]:
-        """Return the manifest of a session that measured Megalodon, with its reference, and a text
-        that names what Megalodon was compared with."""
-        from parity.megalodon.suite import choose_reference
+        """Return the manifest of a session that measured a subject, with the model's reference, and
+        a text that names what the model was compared with."""
         from reports.nightly.document import with_tables
         from reports.provenance.environment import describe
+        from reports.subject import main, model
 
-        reference = describe(choose_reference(str(self.config.getoption("--reference", "auto"))))
+        asked = str(self.config.getoption("--reference", "auto"))
+        reference = describe(model().reference(asked))
         manifest = with_tables(manifest, rows)
         environment = replace(manifest.environment, reference=reference)
-        against = "compared with the float64 oracle and megalodon-hf"
         return (
             replace(manifest, environment=environment, ports=tuple(documents)),
-            f"{against} {reference.kind} {reference.commit}",
+            f"compared with {main().against} {reference.kind} {reference.commit}",
         )
 
     def _suite(self, interrupted: bool) -> SuiteResult:
@@ -318,19 +318,17 @@ class Collector(Planner):
         )
 
 
-def _of_megalodon(row: Measurement) -> bool:
-    """Return whether a measurement is one of Megalodon, and not of a user's port or model."""
-    from parity.megalodon import SUITE
-    from parity.megalodon.edges import MegalodonEdge
-    from reports.nightly.shards import SUITE_OF
-    from reports.verdict.decide import LIVE_SUITES
+def _of_a_subject(row: Measurement) -> bool:
+    """Return whether a measurement is of a registered subject, not of a user's port or model."""
+    from reports.subject import live_suites, main, parts
 
     if row.suite:
         # The suite "port" is left out, because a user's port may have that title.
-        return row.suite in (SUITE, *SUITE_OF.values()) and row.suite not in LIVE_SUITES
-    # A measurement without a suite is recognised by its edge: only Megalodon has sides of these
+        suites = {main().suite, *(part.suite for part in parts())}
+        return row.suite in suites - live_suites()
+    # A measurement without a suite is recognised by its edge: only our model has sides of these
     # names.
-    return row.edge in set(MegalodonEdge)
+    return row.edge in main().edges
 
 
 def distinct(

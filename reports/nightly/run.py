@@ -14,32 +14,29 @@ import jax
 
 from parity.device import device_kind
 from parity.engine.measure.contract import contract_of
+from parity.executors.executor import Log
 from parity.executors.pace import Pace
 from parity.faults import by_name as fault_by_name
-from parity.megalodon import GIVEN
-from parity.megalodon.cases import BYTE_LM, CASES, Case, by_name, heldout_text
-from parity.megalodon.suite import Reference, choose_reference
-from reports.nightly.document import case_info, with_tables
+from reports.nightly.document import with_tables
 from reports.nightly.expected import expected_seconds
-from reports.nightly.shards import CONTROLS_PART, PROBES_PART, Shard
-from reports.nightly.suites import (
-    LIVE,
-    MEASURED,
-    Log,
-    SuiteRun,
-    elsewhere,
-    run_controls,
-    run_parity,
-    run_stability,
-)
+from reports.nightly.shards import Shard
 from reports.provenance.code import Start
-from reports.provenance.environment import describe, new_manifest
+from reports.provenance.environment import Reference, describe, new_manifest
 from reports.registry.outcome import Outcome, store
 from reports.store.manifest import CheckpointInfo, Manifest, Time
 from reports.store.runs import Run
 from reports.store.schema import RunKind
+from reports.subject import (
+    CONTROLS_PART,
+    PROBES_PART,
+    Case,
+    measured,
+    model,
+    names_by_part,
+    parts,
+)
+from reports.suite_run import SuiteRun
 from reports.verdict.levels import spreads_of
-from stability.suite import Checkpoint
 
 Step = Callable[[int, int, str], None]
 """Called with the number of finished parts, the total, and the time left in words ("" if done)."""
@@ -110,45 +107,46 @@ def nightly(options: Options, report: Log, step: Step = lambda *_: None) -> Outc
         )
     started = datetime.now(UTC)
     start = Start.now([options.checkpoint])
+    subject, functions = model(), measured()
     cases = {case.name: case for case in select_cases(options)}
     selection, plan = _selection(options), plan_of(options)
-    parts = options.shard.part_of(plan) if options.shard else plan
-    at = start.checked_before(_with_time_left(step, expected_seconds(options.out, parts)[0]))
-    checkpoint = open_checkpoint(options.checkpoint)
+    todo = options.shard.part_of(plan) if options.shard else plan
+    at = start.checked_before(_with_time_left(step, expected_seconds(options.out, todo)[0]))
+    checkpoint = subject.open_checkpoint(options.checkpoint)
     # Reject a broken checkpoint before an hour of work, not after it.
-    model = checkpoint.load()
-    reference = choose_reference(options.reference)
+    loaded = checkpoint.load()
+    reference = subject.reference(options.reference)
     fault = fault_by_name(options.fault) if options.fault else None
-    own = [cases[name] for name in parts if name in cases]
+    own = [cases[name] for name in todo if name in cases]
     report(f"comparing JAX with the oracle and megalodon-hf ({reference.kind}), cases: {len(own)}")
     if fault:
         report(f"planted on purpose: {fault.name}")
     suites: list[SuiteRun] = []
     with fault.planted() if fault else nullcontext():
         if own:
-            suites.append(run_parity(own, reference, report, at))
-        for part in (part for part in parts if part in MEASURED):
-            at(parts.index(part))
-            suites.append(MEASURED[part](reference, report, selection[part]))
-    if PROBES_PART in parts:
-        at(parts.index(PROBES_PART))
-        suites.append(run_stability(checkpoint, model, report))
-    if CONTROLS_PART in parts:
+            suites.append(subject.measure(own, reference, report, at))
+        for part in (part for part in todo if part in functions):
+            at(todo.index(part))
+            suites.append(functions[part](reference, report, selection[part]))
+    if PROBES_PART in todo:
+        at(todo.index(PROBES_PART))
+        suites.append(subject.probe(checkpoint, loaded, report))
+    if CONTROLS_PART in todo:
         # Last, because they clear the compilation caches.
-        at(len(parts) - 1)
-        suites.append(run_controls(reference, report))
-    at(len(parts))
+        at(len(todo) - 1)
+        suites.append(subject.control(reference, report))
+    at(len(todo))
     probed = CheckpointInfo(
         name=checkpoint.folder.name,
-        parameters=sum(leaf.size for leaf in jax.tree.leaves(model)),
-        config=model.config.to_dict(),
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(loaded)),
+        config=loaded.config.to_dict(),
         training=checkpoint.training,
         folder=str(options.checkpoint or ""),
         content=start.content(options.checkpoint),
     )
     manifest = replace(
         _manifest(started, start, suites, reference, options.shard, plan),
-        cases=tuple(map(case_info, own)),
+        cases=tuple(map(subject.case_info, own)),
         checkpoint=probed,
         selected=options.cases,
         fault=options.fault,
@@ -199,21 +197,22 @@ def plan_of(options: Options) -> tuple[str, ...]:
     # With selected cases only their parts run, and a given checkpoint is always probed.
     selection = _selection(options)
     plan = tuple(case.name for case in select_cases(options))
-    plan += tuple(part for part in MEASURED if selection[part] or not options.cases)
-    if choose_reference(options.reference).kind != "live":
-        if asked := sorted(name for part in LIVE for name in selection[part]):
+    plan += tuple(part for part in selection if selection[part] or not options.cases)
+    if model().reference(options.reference).kind != "live":
+        live = [part.name for part in parts() if part.live]
+        if asked := sorted(name for part in live for name in selection[part]):
             raise ValueError(
                 f"{', '.join(asked)} needs megalodon-hf itself, and only recordings are available: "
                 "install it (`make reference`), or leave the case out."
             )
-        plan = tuple(part for part in plan if part not in LIVE)
+        plan = tuple(part for part in plan if part not in live)
     plan += (PROBES_PART,) if options.checkpoint or not options.cases else ()
     return plan + (() if options.cases else (CONTROLS_PART,))
 
 
 def _selection(options: Options) -> dict[str, set[str]]:
-    """Return the selected names that are not cases of the suite `parity`, by part of the plan."""
-    return {part: names & set(options.cases) for part, names in elsewhere().items()}
+    """Return the selected names that are not cases of the model, by part of the plan."""
+    return {part: names & set(options.cases) for part, names in names_by_part().items()}
 
 
 def _manifest(
@@ -252,32 +251,21 @@ def _manifest(
 
 
 def select_cases(options: Options) -> list[Case]:
-    """Return the selected cases of suite `parity`; a given checkpoint replaces the committed one.
+    """Return the selected cases of the model; a given checkpoint replaces the committed one.
 
     Raises:
-        ValueError: a name is neither a case of that suite nor of another one (`elsewhere`).
+        ValueError: a name is neither a case of the model nor of another part (`names_by_part`).
     """
-    others = {name for names in elsewhere().values() for name in names}
+    subject = model()
+    every = {case.name: case for case in subject.cases}
+    others = {name for names in names_by_part().values() for name in names}
     own_names = [name for name in options.cases if name not in others]
-    if unknown := [name for name in own_names if name not in {case.name for case in CASES}]:
+    if unknown := [name for name in own_names if name not in every]:
         raise ValueError(
             f"no case {', '.join(map(repr, unknown))}; there are "
-            f"{', '.join((*(case.name for case in CASES), *sorted(others)))}."
+            f"{', '.join((*every, *sorted(others)))}."
         )
-    cases = [by_name(name) for name in own_names] if options.cases else list(CASES)
+    cases = [every[name] for name in own_names] if options.cases else list(every.values())
     if options.checkpoint is None:
         return cases
-    fields = {"name": GIVEN, "why": f"{options.checkpoint.name} on held-out text"}
-    return [
-        replace(case, checkpoint=options.checkpoint, **fields) if case.checkpoint else case
-        for case in cases
-    ]
-
-
-def open_checkpoint(folder: Path | None) -> Checkpoint:
-    """Return the checkpoint in `folder`, or the committed one for None, with its held-out text.
-
-    A folder without held-out text gets that of the committed checkpoint.
-    """
-    folder = folder or BYTE_LM
-    return Checkpoint(folder, heldout_text(folder))
+    return [subject.with_checkpoint(case, options.checkpoint) for case in cases]

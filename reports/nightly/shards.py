@@ -15,21 +15,7 @@ from reports.store.manifest import Environment, Manifest, SuiteResult
 from reports.store.runs import Run, read_run
 from reports.store.schema import MANIFEST, RunKind, StoreError
 from reports.store.shared import address_of
-
-KNOWN_DIFFERENCES_PART, PRODUCTS_PART, MLA_MOE_PART = "(seams)", "(products)", "(mla-moe)"
-PORT_PART, MESH_PART = "(port)", "(mesh)"
-PROBES_PART, CONTROLS_PART = "(probes)", "(controls)"
-"""Parts of a plan other than cases; the parentheses keep them distinct from names of cases."""
-SUITE_OF = {
-    KNOWN_DIFFERENCES_PART: "seams",
-    PRODUCTS_PART: "products",
-    MLA_MOE_PART: "mla-moe",
-    PORT_PART: "port",
-    MESH_PART: "mesh",
-    PROBES_PART: "stability",
-    CONTROLS_PART: "controls",
-}
-"""Suite of each part other than cases; cases belong to the suite `parity`."""
+from reports.subject import main, parts, suite_of_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +212,14 @@ def _suites(
             parts.setdefault(suite.name, []).append(suite)
     for text, reason in missing.items():
         for part in Shard.parse(text).part_of(plan):
-            name = SUITE_OF.get(part, "parity")
+            name = suite_of_part(part)
             absent = SuiteResult(name, planned=1, reason=reason)
             parts.setdefault(name, []).append(absent)
     return tuple(_sum(name, parts[name]) for name in sorted(parts, key=_order))
 
 
 def _order(name: str) -> int:
-    order = ("parity", *SUITE_OF.values())
+    order = [main().suite, *(part.suite for part in parts())]
     return order.index(name) if name in order else len(order)
 
 

@@ -8,20 +8,18 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from parity.engine.measure.measurement import Kind
 from reports.page import svg
 from reports.page.glossary import Words, anchor, explain, glossary, once
 from reports.page.sections import (
-    architectures,
     documents,
     facts,
     heat,
     marks,
     meshes,
-    padding,
     ports,
     precision,
     probes,
@@ -33,6 +31,7 @@ from reports.page.sections import (
 )
 from reports.page.sections.drilldown import drilldown
 from reports.store.runs import Run
+from reports.subject import main, registered
 from reports.text import edge_name, label, metric_name, number
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision, ExitCode
@@ -112,7 +111,7 @@ def script(*names: str) -> Markup:
 def environment() -> Environment:
     """Return the Jinja environment of every page: escapes values and explains glossary words."""
     drawing = Environment(
-        loader=FileSystemLoader(_HERE),
+        loader=ChoiceLoader([FileSystemLoader(_HERE), FunctionLoader(_own_section)]),
         autoescape=True,
         undefined=StrictUndefined,
         extensions=[Words],
@@ -145,6 +144,14 @@ def environment() -> Environment:
         night_chart=partial(svg.chart, x_label="nights before this one", tick_label=_share_tick),
     )
     return drawing
+
+
+def _own_section(name: str) -> str | None:
+    """Return the template of the section that a subject brings, by the section's id; None if there
+    is no such section."""
+    templates = (s.section.template for s in registered() if s.section and s.section.id == name)
+    template = next(templates, None)
+    return template and template.read_text(encoding="utf-8")
 
 
 def _visible(value: Any) -> Any:
@@ -224,9 +231,11 @@ def render(
     manifest, rows = run.manifest, run.measurements
     data = tables.frame(rows)
     # Products are not stages of the network, and other architectures have their own section.
-    network = tables.frame([m for m in rows if suite_of(m) in ("parity", "seams")])
+    model = main()
+    network = tables.frame([m for m in rows if suite_of(m) in (model.suite, "seams")])
     shown, drilldowns = _drilled(run, decision)
-    padded = padding.padding(rows, run.tensors)
+    padded = model.padding(rows, run.tensors)
+    sections = [subject.section for subject in registered() if subject.section]
     marked = marks.of_sections(rows, run.findings, decision)
     context = {
         "style": style(),
@@ -277,7 +286,8 @@ def render(
         "ports": ports.ports(run),
         "subject": [label(name, 40) for name in sorted(manifest.subject)][:4],
         "only_ports": ports.only_ports(run),
-        "architectures": architectures.architectures(run),
+        "sections": sections,
+        "own": {section.id: section.data(run) for section in sections},
         "speed": facts.bench(history.benches),
         "checkpoint": facts.checkpoint(manifest),
         "reference": facts.reference(manifest.environment.reference),

@@ -15,6 +15,7 @@ from reports.page.sections import facts, heat, tables
 from reports.page.sections.starts import page_link
 from reports.provenance.host import processor
 from reports.store.runs import Run
+from reports.subject import main
 from reports.text import edge_name, edge_rank, label, metric_name, number, share
 from reports.verdict import since
 from reports.verdict.agreement import agreement
@@ -189,4 +190,4 @@ def _maps(before: Run, then: Decision, after: Run, now: Decision) -> list[dict[s
 
 
 def _network(run: Run) -> list[Measurement]:
-    return [m for m in run.measurements if suite_of(m) == "parity"]
+    return [m for m in run.measurements if suite_of(m) == main().suite]

@@ -7,13 +7,12 @@ import platform
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
 from parity.device import device_kind
 from parity.executors import identity as program
-from parity.megalodon.recordings import RecordedReference
-from parity.megalodon.suite import Reference
 from reports.provenance.code import Start, git_state
 from reports.provenance.gpu import gpu, libraries
 from reports.provenance.host import FIELDS, FLAGS, host, threads
@@ -23,6 +22,21 @@ from reports.store.schema import RunKind
 HERE = Path(__file__).parent
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "optax", "autograd")
 ABSENT = "not installed"
+
+
+@runtime_checkable
+class Reference(Protocol):
+    """The reference of a night, of which run.json holds commit and versions."""
+
+    kind: str
+    """"live" or "recorded"."""
+    omits: str
+    """Quantities that this reference does not have, in words."""
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Commit of the reference, versions of packages, threads, CPU capability and device."""
+        ...
 
 
 def version_of(package: str) -> str:
@@ -81,7 +95,7 @@ def new_manifest(
 def describe(reference: Reference) -> ReferenceInfo:
     """Return the fields of the manifest about the reference."""
     provenance = reference.provenance
-    live = not isinstance(reference, RecordedReference)
+    live = reference.kind != "recorded"
     origin = "run in this job" if live else "recordings made with the live reference"
     return ReferenceInfo(
         kind=reference.kind,

@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import quote
 
 from parity.engine.measure.measurement import Verdict
-from parity.megalodon import SUITE
 from reports.provenance.host import fingerprint
 from reports.store.manifest import AHEAD, Manifest, read_manifest
 from reports.store.reader import checksum, read_bytes, read_json
@@ -32,6 +31,7 @@ from reports.store.runs import (
 )
 from reports.store.schema import MANIFEST, PAGE, RunKind, StoreError
 from reports.store.shared import address_of
+from reports.subject import main
 from reports.text import contrast, count, edge_name, for_json, metric_name
 from reports.verdict import pins, since
 from reports.verdict.anchors import anchor_pins, find_anchors
@@ -413,7 +413,7 @@ def _failure_lines(judged_run: JudgedRun) -> list[str]:
             *textwrap.indent(line.excerpt, "    ").split("\n"),
         ]
     lines = [text for text in lines if text]
-    commands = account_commands(first.case, run.manifest.fault) if suite_of(first) == SUITE else []
+    commands = account_commands(first.case, suite_of(first), run.manifest.fault)
     return [*lines, *(f"{c['label'].split()[0]}: {c['command']}" for c in commands)]
 
 
@@ -474,9 +474,10 @@ def change_lines(changes: Sequence[Change]) -> list[str]:
 def explanations_of(run: Run) -> list[dict[str, Any]]:
     """Return the explanations of failing cases as JSON values: stage, elements, lines, commands.
 
-    The commands are those that are shown below a verdict; only cases of Megalodon have any.
+    The commands are those that are shown below a verdict; only cases of a model have any.
     """
-    ours = {m.case for m in run.measurements if suite_of(m) == SUITE}
+    suite = main().suite
+    ours = {m.case for m in run.measurements if suite_of(m) == suite}
     return [
         {
             "case": e.case,
@@ -489,7 +490,7 @@ def explanations_of(run: Run) -> list[dict[str, Any]]:
             "commands": [
                 command["command"]
                 for command in (
-                    account_commands(e.case, run.manifest.fault) if e.case in ours else ()
+                    account_commands(e.case, suite, run.manifest.fault) if e.case in ours else ()
                 )
             ],
         }

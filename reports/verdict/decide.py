@@ -19,6 +19,7 @@ from parity.engine.measure.where import ALL_PADDING
 from reports.provenance.host import differences, fingerprint
 from reports.store.manifest import Manifest
 from reports.store.runs import Run
+from reports.subject import live_suites
 from reports.text import count, edge_rank, label
 from reports.verdict import sentences as say
 from reports.verdict.agreement import agreement
@@ -40,8 +41,6 @@ from reports.verdict.pins import Pin
 from reports.verdict.vanished import Retired, Seen, Vanished
 
 NOTHING_GONE = Vanished()
-LIVE_SUITES = frozenset(("port",))
-"""Suites that run megalodon-hf itself; a night that compares with recordings has none of them."""
 
 
 class Word(StrEnum):
@@ -131,14 +130,14 @@ def _missing(run: Run, baseline: Run | None, retired: Sequence[Retired]) -> tupl
     """Return the suites that the baseline completed and that this run lacks, if they are expected.
 
     A run of selected cases needs no other suites; retired suites are not expected, nor are
-    `LIVE_SUITES` if this run compares with recordings.
+    those of `live_suites` if this run compares with recordings.
     """
     if baseline is None or run.manifest.selected:
         return ()
     names = {suite.name for suite in run.manifest.suites}
     now, then = (r.manifest.environment.reference.kind for r in (run, baseline))
     if (now, then) == ("recorded", "live"):
-        names |= LIVE_SUITES
+        names |= live_suites()
     before, seen = baseline.manifest.suites, Seen(baseline.id, baseline.manifest.created)
     names |= {s.name for s in before for each in retired if each.covers(s.name, seen)}
     return tuple(suite.name for suite in before if suite.whole and suite.name not in names)

@@ -18,6 +18,7 @@ from parity.engine.measure.measurement import Key, Kind, Measurement
 from parity.engine.measure.metrics import POOLED
 from parity.mesh.tolerance_table import MeshEdge
 from parity.tolerances import DRIFT_SHARE
+from reports.suite_run import Calibrated
 from reports.verdict.history import Past
 
 RECENT = 7
@@ -38,8 +39,6 @@ STILL: Spread = (0.0, 0.0)
 """Spread of a group of gates whose response to rounding is unknown: rounding then explains no
 drift."""
 _MESH_EDGES = frozenset(map(str, MeshEdge))
-Calibrated = tuple[str, str] | tuple[str, str, str]
-"""Case, metric and edge whose responses to rounding were measured; without an edge, all edges."""
 Settle = Callable[[Sequence[float]], float]
 """Function that combines recent values of a gate that does not repeat into one, e.g. a median."""
 

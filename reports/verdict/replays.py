@@ -10,13 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from parity.deepseek_v3 import SUBJECT
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.megalodon import COMMITTED, DIFFERENCES, GIVEN, SUITE
-from parity.tolerances import PORT_EDGES, PRODUCTS
 from reports.store.manifest import Manifest
 from reports.store.runs import Run
 from reports.store.schema import RunKind
+from reports.subject import former_suite, main, registered
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision
 
@@ -40,14 +38,7 @@ def program() -> str:
 
 def suite_of(m: Measurement) -> str:
     """Return the suite of a measurement; for older schemas, derived from its edge and kind."""
-    if m.suite:
-        return m.suite
-    if m.edge == PRODUCTS:
-        return "products"
-    if m.edge in PORT_EDGES:
-        # Before measurements stored their suite, there was only this one port.
-        return SUBJECT
-    return DIFFERENCES if m.kind is Kind.KNOWN_DIFFERENCE else SUITE
+    return m.suite or former_suite(m)
 
 
 def replays(run: Run, decision: Decision) -> list[dict[str, str]]:
@@ -97,9 +88,9 @@ def port_command(file: str, title: str = "") -> str:
 def command(case: str, manifest: Manifest) -> str:
     """Return the command that repeats one case of any suite, with the options of the given run."""
     probed = manifest.checkpoint
-    if case == GIVEN and probed is not None and probed.folder:
+    if case == main().given and probed is not None and probed.folder:
         # The given checkpoint replaced the committed one, whose case is selected by its name.
-        return _nightly([COMMITTED], probed.folder, manifest)
+        return _nightly([main().committed], probed.folder, manifest)
     return _nightly([case], "", manifest)
 
 
@@ -116,27 +107,21 @@ def _nightly(cases: Sequence[str], checkpoint: str, manifest: Manifest) -> str:
     return f"{program()} nightly{options}"
 
 
-def account_commands(case: str, fault: str | None) -> list[dict[str, str]]:
-    """Return the commands that explain a case of Megalodon and shrink it to a smaller failing one.
+def account_commands(case: str, suite: str, fault: str | None) -> list[dict[str, str]]:
+    """Return the commands that explain a case of a model or shrink it to a smaller failing one.
 
     Args:
         case: Name of the case; the result is empty if this version does not have it.
+        suite: Suite of the case; the result is empty unless it is that of a model's cases.
         fault: Fault that the commands plant; None for none.
     """
-    # Imported only for a failed case, since this imports JAX, which takes a second.
-    from parity.megalodon.cases import CASES
-
-    known = next((entry for entry in CASES if entry.name == case), None)
-    if known is None:
-        return []
-    # A trajectory starts at a gradient or the optimiser, and `shrink` does not support it.
-    verbs = ("explain",) if known.steps else ("explain", "shrink")
+    commands = (s.commands(case) for s in registered() if s.model and s.suite == suite)
     return [
         {
-            "label": f"{verb} {case}",
-            "command": f"{program()} parity {verb} {shlex.quote(case)}{_planted(fault)}",
+            "label": f"{command.split()[-1]} {case}",
+            "command": f"{program()} {command} {shlex.quote(case)}{_planted(fault)}",
         }
-        for verb in verbs
+        for command in next(commands, ())
     ]
 
 

@@ -11,10 +11,10 @@ import textwrap
 from collections.abc import Collection, Sequence
 
 from parity.engine.measure.measurement import Measurement, Verdict
-from parity.megalodon.edges import MegalodonEdge
 from reports.provenance.host import fingerprint
 from reports.store.runs import Run
 from reports.store.schema import RunKind
+from reports.subject import registered
 from reports.text import contrast, count, edge_name, edge_rank, label, metric_name, number, share
 from reports.verdict.agreement import agreement
 from reports.verdict.changes import Change, Counts, What, pin_name
@@ -78,24 +78,12 @@ def regressed(run: Run, baseline: Run | None, counts: Counts, starts: Sequence[M
 
 
 def _shared(run: Run, failing: Sequence[Measurement]) -> str:
-    """Say what to suspect if JAX and the oracle agree with each other but not with the reference.
-
-    Empty otherwise.
-    """
+    """Say what the subject of the failing case suspects; empty if it suspects nothing."""
     case = failing[0].case
     broken = {m.edge for m in failing if m.case == case}
-    ours = {MegalodonEdge.JAX64_ORACLE, MegalodonEdge.JAX32_ORACLE}
     measured = {m.edge for m in run.measurements if m.case == case}
-    if (
-        not ours <= measured - broken
-        or not {MegalodonEdge.REFERENCE32_ORACLE, MegalodonEdge.JAX32_REFERENCE32} <= broken
-    ):
-        return ""
-    return (
-        " JAX and the oracle agree with each other and not with the reference: suspect first what "
-        "the two share, the configuration (eps, RoPE base, sizes, masks), weights and ids; then "
-        "the reference."
-    )
+    hints = filter(None, (subject.hint(measured, broken) for subject in registered()))
+    return "".join(f" {hint}" for hint in hints)
 
 
 def worse(run: Run, changes: Sequence[Change], counts: Counts) -> str:

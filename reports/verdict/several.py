@@ -25,7 +25,7 @@ class Cell:
     """One gate or finding in one run.
 
     Attributes:
-        value: measured value; None if a finding has no number.
+        value: measured value; NaN if there is no number.
         tolerance: tolerance of the gate, or threshold of the finding.
         state: pass, fail, blocked (could not be compared) or info.
         other_work: whether the gate's identity (hash of its work) differs from that in the first
@@ -33,7 +33,7 @@ class Cell:
         what: kind of difference from the first run; None if there is none.
     """
 
-    value: float | None
+    value: float
     tolerance: float
     state: str
     other_work: bool = False

@@ -17,11 +17,11 @@ from typing import Any
 
 from megalodon_jax.files import written_aside
 from parity.engine.measure.measurement import Kind, Verdict
-from parity.megalodon import COMMITTED, GIVEN
 from parity.port_tolerances import PortEdge
 from reports.store.manifest import AHEAD, Manifest
 from reports.store.runs import Run
 from reports.store.schema import RunKind
+from reports.subject import main
 from reports.text import label
 
 FILE = "retired.json"
@@ -33,8 +33,6 @@ _UNUSABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, Recursion
 
 LONGEST = 10_000
 """Largest number of characters of a name that is shown in full, so that it can be copied."""
-# A night of another checkpoint has its own name for the case of the committed one.
-_CHECKPOINTS = (GIVEN, COMMITTED)
 
 Group = tuple[str, str, str]
 """Case, edge and kind of quantity of gates. For ports, whose stages change, the kind is "gradient"
@@ -139,11 +137,13 @@ def comparable(old: Manifest, new: Manifest) -> bool:
 def group_of(kind_of_run: RunKind, case: str, edge: str, kind: str) -> Group:
     """Return the group of gates that a gate belongs to; later runs must have a gate of each group.
 
-    Parts that may differ between runs are replaced: in a night the name of the checkpoint's case by
-    `GIVEN`, in a run of ports the kind of the quantity (`Kind`) by "" unless it is a gradient.
+    Parts that may differ between runs are replaced: in a night the name of the committed
+    checkpoint's case by that of a given one, in a run of ports the kind of the quantity (`Kind`) by
+    "" unless it is a gradient.
     """
-    if kind_of_run is RunKind.NIGHTLY and case in _CHECKPOINTS:
-        case = GIVEN
+    if kind_of_run is RunKind.NIGHTLY and case == main().committed:
+        # A night of another checkpoint has its own name for the case of the committed one.
+        case = main().given
     if kind_of_run is RunKind.PORT and kind != Kind.GRADIENT.value:
         kind = ""
     return case, edge, kind

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from reports.nightly import expected, fan_out, pytest_session, suites
+from reports.nightly import expected, fan_out, pytest_session
 from reports.registry import lookback, lookup, runs_page, shared_index
 from reports.store import (
     addresses,
@@ -25,6 +25,7 @@ from reports.store import (
     several,
     shared,
 )
+from reports.subjects.megalodon import suites
 from reports.verdict import (
     change_points,
     completeness,

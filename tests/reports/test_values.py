@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from reports import nightly, registry, store, verdict
-from reports.nightly.suites import SuiteRun
+from reports import nightly, registry, store, suite_run, verdict
 from reports.registry.gate_changes import _Followed
 from reports.store.gathered import Gathered
 from reports.store.manifest import CheckpointInfo, Device, Environment, ReferenceInfo
 from reports.store.schema import RunKind
+from reports.suite_run import SuiteRun
 from tests.reports.nights import manifest, measurement, run
 
 COLLECTING = {SuiteRun, Gathered, _Followed}
@@ -22,16 +22,17 @@ COLLECTING = {SuiteRun, Gathered, _Followed}
 
 
 def dataclasses_of_reports() -> Iterator[type]:
-    for package in (nightly, registry, store, verdict):
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            found = vars(importlib.import_module(module.name)).values()
-            yield from (
-                each
-                for each in found
-                if isinstance(each, type)
-                and dataclasses.is_dataclass(each)
-                and each.__module__ == module.name
-            )
+    names = [
+        module.name
+        for package in (nightly, registry, store, verdict)
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+    ]
+    for name in (*names, suite_run.__name__):
+        yield from (
+            each
+            for each in vars(importlib.import_module(name)).values()
+            if isinstance(each, type) and dataclasses.is_dataclass(each) and each.__module__ == name
+        )
 
 
 def test_only_what_collects_may_be_changed() -> None:

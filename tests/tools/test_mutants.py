@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parity.megalodon.cases import CASES
-from reports.nightly.suites import elsewhere
+from reports.subject import names_by_part
 from tools import drawn_mutants, mutants
 from tools.mutant_list import CONTROLS, MUTANTS, ROOT
 
@@ -43,7 +43,7 @@ def test_a_test_is_found_by_its_files_name() -> None:
 def test_every_mutant_has_a_name_a_fault_and_tests_that_are_there() -> None:
     assert len({m.name for m in EVERY}) == len(EVERY)
     assert len({(m.file, m.old, m.new) for m in EVERY}) == len(EVERY)
-    cases = {case.name for case in CASES}.union(*elsewhere().values())
+    cases = {case.name for case in CASES}.union(*names_by_part().values())
     for mutant in EVERY:
         assert mutant.fault and mutant.tests, mutant.name
         assert set(mutant.night) <= cases, mutant.name

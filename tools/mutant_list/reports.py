@@ -66,7 +66,7 @@ MUTANTS = (
         ),
     ),
     *of(
-        "reports/nightly/suites.py",
+        "reports/suite_run.py",
         (
             "broken_down_after_the_last_is_ran",
             "a suite that broke down in its replay has run",

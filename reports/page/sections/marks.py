@@ -7,29 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.megalodon import SUITE
+from parity.engine.measure.measurement import Measurement, Verdict
+from reports.subject import main, parts
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision
 from reports.verdict.replays import suite_of
 from stability.core.findings import Finding, Severity
 
 _GRAVE = (What.NEW, What.PERSISTING, What.WORSE, What.DRIFTED)
-_SUITES = {
-    "mesh": "meshes",
-    "mla-moe": "architectures",
-    "products": "formats",
-    "seams": "known-differences",
-}
-_KINDS = {
-    Kind.LOGITS: "logits",
-    Kind.LOSS: "losses",
-    Kind.GRADIENT: "gradients",
-    Kind.STATE: "streaming",
-    Kind.TOKENS: "streaming",
-    Kind.TRAJECTORY: "trajectory",
-    Kind.BLOCK: "heat",
-}
 _PROBES = {"survival": "underflow", "poles": "poles"}
 
 
@@ -55,7 +40,7 @@ def of_sections(
 
 def section_of(m: Measurement) -> str:
     """Return the id of the section of the page that shows a measurement."""
-    if m.edge.startswith("jaxbf16"):
-        return "precision"
-    suite = suite_of(m)
-    return _KINDS.get(m.kind, "records") if suite == SUITE else _SUITES.get(suite, "records")
+    suite, model = suite_of(m), main()
+    if suite == model.suite:
+        return model.section_of(m)
+    return next((part.section for part in parts() if part.suite == suite), "records")

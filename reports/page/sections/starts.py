@@ -14,7 +14,6 @@ from typing import Any
 from parity.engine.measure.localize import Stage
 from parity.engine.measure.measurement import Measurement, Verdict
 from parity.engine.programs.explanation import NOTE, Explanation
-from parity.megalodon import SUITE
 from parity.tolerances import PORT_EDGES
 from reports.page.sections.lines import lines, shortened
 from reports.page.sections.stages import stage_row
@@ -197,7 +196,7 @@ def _since(m: Measurement, run: Run, history: History, runs: str) -> dict[str, s
 def _case(
     case: str, suite: str, explanation: Explanation | None, notes: list[str], manifest: Manifest
 ) -> dict[str, Any]:
-    commands = account_commands(case, manifest.fault) if suite == SUITE else []
+    commands = account_commands(case, suite, manifest.fault)
     again = {"label": f"measure {case} again", "command": command(case, manifest)}
     others = bool(manifest.ports) or manifest.without_megalodon
     return {

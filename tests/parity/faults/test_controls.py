@@ -23,9 +23,9 @@ from parity.megalodon.recordings import FOLDER, RecordedReference
 from parity.megalodon.runner import JaxSubject
 from parity.megalodon.suite import ALL, Suite, culprit
 from parity.tolerances import NoiseFloors
-from reports.nightly.shards import CONTROLS_PART, SUITE_OF
-from reports.nightly.suites import run_controls
 from reports.store.manifest import SuiteResult
+from reports.subject import CONTROLS_PART, suite_of_part
+from reports.subjects.megalodon.suites import run_controls
 from tests.helpers import double
 
 
@@ -61,7 +61,7 @@ def test_each_control_is_found_on_its_edge():
     # What the controls plant shows on no other edge: else the one would hide behind the other.
     assert {control.edge for control in CONTROLS} == {"jax64:oracle", "jax32:oracle"}
     suite = run_controls(RecordedReference(), lambda line: None)
-    name = SUITE_OF[CONTROLS_PART]
+    name = suite_of_part(CONTROLS_PART)
     assert suite.result() == SuiteResult(name, planned=2, executed=2, status="ran")
 
 

@@ -25,9 +25,9 @@ from reports.cli import doctor as doctor_module
 from reports.cli.doctor import Line
 from reports.cli.views import doctor as doctor_view
 from reports.cli.watch import MODEL, _changed, _stamps
-from reports.nightly import suites as suites_module
 from reports.registry.lookback import measured_names
 from reports.store.runs import list_runs, write_run
+from reports.subjects.megalodon import suites as suites_module
 from tests.helpers import ROOT, cli
 from tests.reports.nights import bench, earlier, failing, measurement, stored_below
 

@@ -38,7 +38,7 @@ HEAVY = {
     "export-model": ["parity.checkpoint_pair.deployment.export_pretrained"],
     "mesh": ["parity.mesh.MeshComparison.run"],
     "nightly": [
-        "reports.nightly.run.choose_reference",
+        "parity.megalodon.suite.choose_reference",
         "reports.cli.measure.run_again",
         "parity.executors.sweep.open_executor",
     ],

@@ -128,7 +128,7 @@ def test_a_live_reference_is_an_input_by_its_source(
     options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not items_of(replace(options, checkpoint=None))[0].inputs
-    monkeypatch.setattr("reports.nightly.run.choose_reference", lambda _: Live)
+    monkeypatch.setattr("parity.megalodon.suite.choose_reference", lambda _: Live)
     assert items_of(replace(options, reference="live"))[0].inputs.keys() == {
         "module:megalodon",
         str(BYTE_LM),

@@ -17,10 +17,11 @@ from reports.nightly import run as module
 from reports.nightly.expected import FIRST
 from reports.nightly.run import Options, nightly
 from reports.nightly.shards import Shard
-from reports.nightly.suites import SuiteRun
 from reports.store.manifest import CheckpointInfo, Time
 from reports.store.runs import read_run
 from reports.store.schema import RunKind
+from reports.subjects.megalodon import suites as megalodon_suites
+from reports.suite_run import SuiteRun
 from reports.verdict.decide import Word
 from tests.reports.nightly.world import World
 from tests.reports.nights import described, explained, failing, finding, measurement
@@ -84,9 +85,10 @@ def made(world: World, options: Options, steps: list[Any], lines: list[str]) -> 
     patches = {name: told(suite) for name, suite in suites.items()}
     with world.in_place(world.checkpoint.parent / "pins"):
         for name, suite in patches.items():
-            mock.patch.object(module, name, suite).start()
+            mock.patch.object(megalodon_suites, name, suite).start()
         try:
-            with mock.patch.dict(module.MEASURED, {"(products)": told(products)}):
+            functions = {**module.measured(), "(products)": told(products)}
+            with mock.patch.object(module, "measured", lambda: functions):
                 return nightly(options, lines.append, lambda *told: steps.append(told))
         finally:
             mock.patch.stopall()
@@ -174,8 +176,8 @@ def test_a_shard_of_a_night_is_its_part_of_the_plan(world: World, tmp_path: Path
 
 def test_a_whole_night_ends_with_its_controls(world: World, tmp_path: Path) -> None:
     """Parts without a suite here measure nothing; the order is that of the plan."""
-    empty = {part: lambda *_: SuiteRun("seams", 0) for part in module.MEASURED}
-    with mock.patch.dict(module.MEASURED, empty):
+    empty = {part: lambda *_: SuiteRun("seams", 0) for part in module.measured()}
+    with mock.patch.object(module, "measured", lambda: empty):
         outcome = made(world, Options(tmp_path / "runs", reference="recorded"), steps := [], [])
     names = [suite.name for suite in outcome.run.manifest.suites]
     assert names[0] == "parity" and names[-2:] == ["stability", "controls"]

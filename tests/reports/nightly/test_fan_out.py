@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from reports.nightly import fan_out as module
 from reports.nightly.expected import cost
 from reports.nightly.fan_out import UNFINISHED, fan_out, items_of
 from reports.nightly.run import Options, nightly
-from reports.nightly.shards import CONTROLS_PART, PROBES_PART
-from reports.nightly.suites import SuiteRun
 from reports.page.sections.facts import machine
 from reports.provenance.host import FIELDS, fingerprint
 from reports.registry.outcome import store
 from reports.store.manifest import PartInfo
 from reports.store.runs import Run, list_runs, read_run
 from reports.store.schema import StoreError
+from reports.subject import CONTROLS_PART, PROBES_PART
+from reports.suite_run import SuiteRun
 from reports.verdict.decide import Word, decide
 from stability.core.findings import Finding, Severity
 from tests.helpers import cli
@@ -87,7 +88,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
 
     monkeypatch.setattr("parity.megalodon.suite.Suite.case", case)
     monkeypatch.setattr("parity.megalodon.contract.gates", planned)
-    monkeypatch.setattr("reports.nightly.run.run_stability", probes)
+    monkeypatch.setattr("reports.subjects.megalodon.suites.run_stability", probes)
     return Options(tmp_path / "runs", CASES, "recorded", BYTE_LM)
 
 
@@ -271,8 +272,9 @@ def test_a_night_has_the_findings_of_all_its_suites(
         return SuiteRun(name, 1, 1, findings=[finding(probe=name)])
 
     monkeypatch.setattr("reports.nightly.run.plan_of", lambda asked: (PROBES_PART, CONTROLS_PART))
-    monkeypatch.setattr("reports.nightly.run.run_stability", lambda *_: suite("stability"))
-    monkeypatch.setattr("reports.nightly.run.run_controls", lambda *_: suite("controls"))
+    for name in ("stability", "controls"):
+        measured = partial(lambda name, *_: suite(name), name)
+        monkeypatch.setattr(f"reports.subjects.megalodon.suites.run_{name}", measured)
     found = read_run(nightly(options, quiet).folder)
     assert [it.probe for it in found.findings] == ["stability", "controls"]
 

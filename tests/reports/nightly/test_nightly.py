@@ -23,14 +23,16 @@ from parity.port import Report
 from parity.recordings import RecordingError
 from parity.tolerances import KNOWN_DIFFERENCE_BOUNDS, PRODUCTS
 from reports.nightly import run as nightly_module
-from reports.nightly import suites as suites_module
 from reports.nightly.document import known_differences
 from reports.nightly.run import Options, nightly
-from reports.nightly.shards import PORT_PART, Shard
-from reports.nightly.suites import SuiteRun
+from reports.nightly.shards import Shard
 from reports.registry.lookup import judge_stored
 from reports.store.runs import read_run
 from reports.store.schema import PAGE
+from reports.subjects.megalodon import suites as megalodon_suites
+from reports.subjects.mla_moe.suites import run_mla_moe
+from reports.subjects.port.suites import run_port
+from reports.suite_run import SuiteRun, mark_repeats
 from reports.verdict.decide import Word
 from stability import suite as stability_suite
 from stability.moe.fixed_bugs import LIVE_BUG
@@ -56,7 +58,7 @@ def no_probes(monkeypatch):
     def skipped(checkpoint, model, report):
         return SuiteRun("stability", planned=1, executed=1)
 
-    monkeypatch.setattr(nightly_module, "run_stability", skipped)
+    monkeypatch.setattr(megalodon_suites, "run_stability", skipped)
 
 
 def test_a_healthy_night_passes_is_stored_and_summarised(tmp_path, monkeypatch):
@@ -95,8 +97,8 @@ def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
 
         return run_part
 
-    parts = {part: measured(part) for part in nightly_module.MEASURED}
-    monkeypatch.setattr(nightly_module, "MEASURED", parts)
+    parts = {part: measured(part) for part in nightly_module.measured()}
+    monkeypatch.setattr(nightly_module, "measured", lambda: parts)
     options = Options(tmp_path, cases=("mla-moe moe", "mxfp8"), reference="recorded")
     with pytest.raises(ValueError, match=r"no case 'mla-moe none'; there are .*mla-moe grouped"):
         nightly_module.select_cases(replace(options, cases=("mla-moe none",)))
@@ -109,15 +111,15 @@ def test_a_case_of_any_suite_can_be_asked_for_alone(monkeypatch, tmp_path):
 def test_what_recordings_cannot_answer_is_no_part_of_a_recorded_night(monkeypatch, tmp_path):
     def kind(name):
         monkeypatch.setattr(
-            nightly_module, "choose_reference", lambda _: SimpleNamespace(kind=name)
+            "parity.megalodon.suite.choose_reference", lambda _: SimpleNamespace(kind=name)
         )
 
     night = Options(tmp_path)
     kind("live")
     live = nightly_module.plan_of(night)
-    assert nightly_module.plan_of(replace(night, cases=("port/plain",))) == (PORT_PART,)
+    assert nightly_module.plan_of(replace(night, cases=("port/plain",))) == ("(port)",)
     kind("recorded")
-    assert [part for part in live if part not in nightly_module.plan_of(night)] == [PORT_PART]
+    assert [part for part in live if part not in nightly_module.plan_of(night)] == ["(port)"]
     with pytest.raises(ValueError, match=r"port/plain needs megalodon-hf itself.*make reference"):
         nightly_module.plan_of(replace(night, cases=("length_c", "port/plain")))
 
@@ -128,7 +130,7 @@ def test_megalodon_as_anybodys_port_is_a_suite_of_a_live_night():
     if reason := why_unavailable():
         pytest.skip(reason)
     lines = []
-    suite = suites_module.run_port(LiveReference(), lines.append)
+    suite = run_port(LiveReference(), lines.append)
     assert suite.result().status == "ran", suite.reason
     assert {m.case for m in suite.measurements} == {"port/plain"}
     gates = [m for m in suite.measurements if m.verdict is not Verdict.INFO]
@@ -144,9 +146,9 @@ def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_p
     def missed(reference, report):
         return SuiteRun("controls", planned=2, executed=1, reason="tf32 not found")
 
-    monkeypatch.setattr(nightly_module, "MEASURED", {})
-    monkeypatch.setattr(nightly_module, "run_parity", run_parity)
-    monkeypatch.setattr(nightly_module, "run_controls", missed)
+    monkeypatch.setattr(nightly_module, "measured", dict)
+    monkeypatch.setattr(megalodon_suites, "run_parity", run_parity)
+    monkeypatch.setattr(megalodon_suites, "run_controls", missed)
     outcome = nightly(Options(tmp_path / "all", reference="recorded"), quiet)
     assert outcome.decision.word is Word.INCOMPLETE
     assert "suite controls is incomplete (failed): 1 of 2 checks" in outcome.decision.sentence
@@ -161,8 +163,8 @@ def test_a_night_that_misses_a_control_is_incomplete(tmp_path, monkeypatch, no_p
 
 def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
     rows = [measurement(case=name, edge=PRODUCTS) for name in BACKENDS]
-    monkeypatch.setattr(suites_module, "measure_products", lambda device: iter(rows))
-    suite = suites_module.run_products(RecordedReference(), quiet)
+    monkeypatch.setattr(megalodon_suites, "measure_products", lambda device: iter(rows))
+    suite = megalodon_suites.run_products(RecordedReference(), quiet)
     assert suite.measurements == rows
     assert suite.result().status == "ran"
 
@@ -170,8 +172,8 @@ def test_products_are_a_suite_that_breaks_down_in_words(monkeypatch):
         yield rows[0]
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(suites_module, "measure_products", broken)
-    suite = suites_module.run_products(RecordedReference(), quiet)
+    monkeypatch.setattr(megalodon_suites, "measure_products", broken)
+    suite = megalodon_suites.run_products(RecordedReference(), quiet)
     assert suite.result().status == "failed"
     assert suite.reason == "RuntimeError: no such instruction"
 
@@ -185,7 +187,7 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
     monkeypatch.setattr(mla_moe, "CASES", (dense, moe))
     monkeypatch.setattr(mla_moe, "pooled", lambda case, live, device: nothing)
     monkeypatch.setattr(mla_moe, "compare", lambda case, answer, ours, device: result)
-    suite = suites_module.run_mla_moe(RecordedReference(), quiet)
+    suite = run_mla_moe(RecordedReference(), quiet)
     assert [row.deterministic for row in suite.measurements] == [True, True]
     assert suite.result().status == "ran"
     assert [f.metric for f in suite.findings] == [LIVE_BUG]
@@ -195,7 +197,7 @@ def test_the_second_architecture_is_a_suite_that_breaks_down_in_words(monkeypatc
         raise RecordingError(f"{case.name} has no recording")
 
     monkeypatch.setattr(mla_moe, "answer", lost)
-    suite = suites_module.run_mla_moe(RecordedReference(), quiet)
+    suite = run_mla_moe(RecordedReference(), quiet)
     assert suite.measurements == []
     assert suite.result().status == "failed"
     assert suite.reason == "RecordingError: dense has no recording"
@@ -206,7 +208,7 @@ def test_a_known_difference_that_cannot_be_measured_is_not_what_it_was():
         def known_differences(self):
             raise RecordingError("no recording known_differences.safetensors")
 
-    suite = suites_module.run_known_differences(Silent(), quiet)
+    suite = megalodon_suites.run_known_differences(Silent(), quiet)
     assert suite.measurements == []
     assert suite.result().status == "failed"
     assert "no recording" in suite.reason
@@ -215,8 +217,8 @@ def test_a_known_difference_that_cannot_be_measured_is_not_what_it_was():
 def test_known_differences_are_measured_and_told_with_their_reason(monkeypatch):
     lines = []
     measured = [_judged(d, KNOWN_DIFFERENCE_BOUNDS[d.id][0], "cpu") for d in KNOWN_DIFFERENCES]
-    monkeypatch.setattr(suites_module, "measure_known_differences", lambda *_: iter(measured))
-    suite = suites_module.run_known_differences(RecordedReference(), lines.append)
+    monkeypatch.setattr(megalodon_suites, "measure_known_differences", lambda *_: iter(measured))
+    suite = megalodon_suites.run_known_differences(RecordedReference(), lines.append)
     assert suite.result().status == "ran"
     assert "5 of 5" in lines[-1]
     words = {entry["id"]: entry for entry in known_differences(suite.measurements)}
@@ -234,7 +236,7 @@ def test_a_case_that_breaks_down_is_incomplete(tmp_path, no_probes, monkeypatch)
     def broken(self, case, floors):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(suites_module.Suite, "case", broken)
+    monkeypatch.setattr(megalodon_suites.Suite, "case", broken)
     outcome = nightly(Options(tmp_path, ("length_c",), "recorded"), quiet)
     assert outcome.decision.word is Word.INCOMPLETE
     assert int(outcome.decision.exit_code) == 3
@@ -319,7 +321,7 @@ def test_an_interrupted_night_writes_nothing(tmp_path, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(nightly_module, "run_parity", interrupted)
+    monkeypatch.setattr(megalodon_suites, "run_parity", interrupted)
     result = run("--out", tmp_path / "runs", "--case", "length_c", "--reference", "recorded")
     assert result.exit_code == 3
     assert "interrupted: no run was written" in result.output
@@ -330,7 +332,7 @@ def test_a_bug_of_ours_is_an_internal_error(tmp_path, monkeypatch):
     def bug(*args):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(nightly_module, "run_parity", bug)
+    monkeypatch.setattr(megalodon_suites, "run_parity", bug)
     result = run("--out", tmp_path / "runs", "--case", "length_c", "--reference", "recorded")
     assert result.exit_code == 6
 
@@ -339,7 +341,7 @@ def test_a_replay_repeats_where_it_gives_the_same_bits():
     rows = [measurement(quantity=name) for name in ("same", "moved", "lost", "nan")]
     rows[3] = replace(rows[3], value=float("nan"))
     again = [rows[0], replace(rows[1], value=rows[1].value * (1 + 1e-15)), rows[3]]
-    words = {m.quantity: m.deterministic for m in suites_module.mark_repeats(rows, again)}
+    words = {m.quantity: m.deterministic for m in mark_repeats(rows, again)}
     assert words == {"same": True, "moved": False, "lost": False, "nan": True}
 
 
@@ -353,7 +355,7 @@ def test_a_suite_ran_if_it_did_all_it_planned_and_nothing_broke_down():
 def test_a_night_says_what_was_planted_in_it(tmp_path, monkeypatch, no_probes):
     """Else it would be a baseline, or an anchor, of nights without the fault."""
     suite = measured_suite(measurement())
-    monkeypatch.setattr(nightly_module, "run_parity", lambda *_: suite)
+    monkeypatch.setattr(megalodon_suites, "run_parity", lambda *_: suite)
     fault = SimpleNamespace(name="conjugate", planted=nullcontext)
     monkeypatch.setattr(nightly_module, "fault_by_name", {"conjugate": fault}.get)
     for planted in (None, "conjugate"):

@@ -29,14 +29,13 @@ from parity.megalodon.cases import CASES
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.suite import Reference
 from parity.port import Report
-from reports.nightly import accounts, fan_out, suites
+from reports.nightly import accounts, fan_out
 from reports.nightly import run as nights
 from reports.nightly.document import known_differences
 from reports.nightly.expected import EARLY, FIRST, NEWEST, OTHER, expected_seconds, in_order
 from reports.nightly.fan_out import _environment, _part, _same_night, items_of
 from reports.nightly.run import Options, _selection, _with_time_left, plan_of, select_cases
-from reports.nightly.shards import SUITE_OF, Shard, _order, find_shards, merge_shards
-from reports.nightly.suites import SuiteRun, elsewhere, mark_repeats
+from reports.nightly.shards import Shard, _order, find_shards, merge_shards
 from reports.provenance.code import Start
 from reports.provenance.environment import new_manifest
 from reports.provenance.host import FIELDS, fingerprint, processor
@@ -44,6 +43,11 @@ from reports.registry.outcome import Outcome
 from reports.store.manifest import PartInfo, ReferenceInfo, SuiteResult, Time
 from reports.store.runs import Run, write_run
 from reports.store.schema import MANIFEST, RunKind, StoreError
+from reports.subject import names_by_part, suite_of_part
+from reports.subject import parts as parts_of_plan
+from reports.subjects.megalodon import suites
+from reports.subjects.megalodon.checkpoint import open_checkpoint
+from reports.suite_run import SuiteRun, breakdowns_named, mark_repeats
 from tests.helpers import double
 from tests.reports.nights import (
     altered,
@@ -63,10 +67,8 @@ def drawn(rng: random.Random, count: int) -> list[Run]:
     """The shards of a night, each with everything that a shard may have."""
     shards = []
     for index in range(1, count + 1):
-        names = {SUITE_OF.get(part, "parity") for part in PLAN[index - 1 :: count]}
-        rows = [
-            measurement(case=p, suite=SUITE_OF.get(p, "parity")) for p in PLAN[index - 1 :: count]
-        ]
+        names = {suite_of_part(part) for part in PLAN[index - 1 :: count]}
+        rows = [measurement(case=p, suite=suite_of_part(p)) for p in PLAN[index - 1 :: count]]
         results = [
             {
                 "name": name,
@@ -146,9 +148,11 @@ def test_a_merged_night_is_the_sum_of_its_shards(seed: int, tmp_path: Path) -> N
     for i in lost:
         why = reasons.get(i, f"shard {i}/{count} is missing")
         for part in PLAN[i - 1 :: count]:
-            name = SUITE_OF.get(part, "parity")
+            name = suite_of_part(part)
             parts.setdefault(name, []).append(SuiteResult(name, 1, 0, why))
-    names = [name for name in ("parity", *SUITE_OF.values()) if name in parts]
+    names = [
+        name for name in ("parity", *(part.suite for part in parts_of_plan())) if name in parts
+    ]
     assert [suite.name for suite in manifest.suites] == names
     for suite in manifest.suites:
         own = parts[suite.name]
@@ -270,12 +274,12 @@ def test_a_night_by_recordings_has_every_part_that_they_answer() -> None:
         plan_of(replace(RECORDED, cases=("port/plain",)))
     with pytest.raises(ValueError, match="no case 'nothing'; there are plain, "):
         plan_of(replace(RECORDED, cases=("plain", "nothing")))
-    for part, names in elsewhere().items():
+    for part, names in names_by_part().items():
         if part != "(port)":
             name = min(names)
             options = replace(RECORDED, cases=(name,))
             assert plan_of(options) == (part,)
-            assert _selection(options) == {p: {name} & n for p, n in elsewhere().items()}
+            assert _selection(options) == {p: {name} & n for p, n in names_by_part().items()}
             assert select_cases(options) == []
 
 
@@ -284,7 +288,7 @@ def test_a_night_with_a_planted_bug_has_every_part_of_another_one() -> None:
 
 
 def test_an_unknown_case_is_answered_with_all_names_the_others_sorted() -> None:
-    others = sorted(name for names in suites.elsewhere().values() for name in names)
+    others = sorted(name for names in names_by_part().values() for name in names)
     with pytest.raises(ValueError, match=r"no case 'x'; there are ") as told:
         select_cases(replace(RECORDED, cases=("x",)))
     names = [*(case.name for case in CASES), *others]
@@ -295,7 +299,7 @@ def test_a_live_night_asks_megalodon_hf_itself(monkeypatch: pytest.MonkeyPatch) 
     class Live:
         kind = "live"
 
-    monkeypatch.setattr(nights, "choose_reference", lambda asked: Live)
+    monkeypatch.setattr("parity.megalodon.suite.choose_reference", lambda asked: Live)
     recorded = [p for p in plan_of(RECORDED) if p != "(port)"]
     assert "(port)" in plan_of(RECORDED) and len(plan_of(RECORDED)) == len(recorded) + 1
 
@@ -314,10 +318,10 @@ def test_a_checkpoint_takes_the_place_of_the_committed_one(tmp_path: Path) -> No
     [case] = select_cases(replace(RECORDED, checkpoint=tmp_path, cases=(own[0].name,)))
     assert (case.name, case.checkpoint) == ("checkpoint", tmp_path)
     # The text beside the weights, or the committed one.
-    committed = nights.open_checkpoint(None)
-    assert nights.open_checkpoint(tmp_path).text == committed.text
+    committed = open_checkpoint(None)
+    assert open_checkpoint(tmp_path).text == committed.text
     (tmp_path / "heldout.txt").write_text("text", encoding="utf-8")
-    given = nights.open_checkpoint(tmp_path)
+    given = open_checkpoint(tmp_path)
     assert (given.folder, given.text) == (tmp_path, tmp_path / "heldout.txt")
 
 
@@ -448,11 +452,11 @@ def test_a_suite_that_breaks_down_says_why_and_how_long_it_took() -> None:
     suite = SuiteRun("s", 1)
     for kind in (ArithmeticError, RuntimeError, TypeError, KeyError, ValueError, IndexError,
                  AttributeError, AssertionError, OSError):  # fmt: skip
-        with suites._breakdowns_named(suite, "case a: "):
+        with breakdowns_named(suite, "case a: "):
             raise kind("x" * 500)
         assert suite.reason.startswith(f"case a: {kind.__name__}: ") and len(suite.reason) == 400
     before = suite.seconds
-    with pytest.raises(KeyboardInterrupt), suites._breakdowns_named(suite):
+    with pytest.raises(KeyboardInterrupt), breakdowns_named(suite):
         raise KeyboardInterrupt
     assert 60 > suite.seconds >= before > 0
 
@@ -683,7 +687,12 @@ def test_the_manifest_of_a_night_is_of_all_its_suites(
     ]
     plan = ("a", "(seams)", "(mesh)")
     manifest = nights._manifest(
-        datetime.now(UTC), double(Start), made, double(Reference), shard, plan
+        datetime.now(UTC),
+        double(Start),
+        made,
+        double(Reference, kind="live", omits="", provenance={}),
+        shard,
+        plan,
     )
     [value] = [entry["value"] for entry in manifest.seams if "value" in entry]
     assert value == rows[1].value and manifest.plan == plan
@@ -742,7 +751,8 @@ def test_a_worker_is_asked_for_cases_in_the_order_of_the_night(tmp_path: Path) -
 def test_every_part_has_the_reference_that_this_machine_chose(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(fan_out, "choose_reference", lambda asked: SimpleNamespace(kind=kind))
+    chosen = SimpleNamespace(kind=kind)
+    monkeypatch.setattr("parity.megalodon.suite.choose_reference", lambda asked: chosen)
     monkeypatch.setattr(fan_out, "plan_of", lambda options: ("plain", "stream"))
     monkeypatch.setattr(fan_out, "contents", lambda names: {})
     asked = [item.arguments["options"]["reference"] for item in items_of(Options(Path("unused")))]

@@ -19,14 +19,14 @@ from parity.faults import by_name as fault_by_name
 from parity.megalodon.cases import by_name
 from parity.megalodon.recordings import RecordedReference
 from reports.nightly import accounts
-from reports.nightly import suites as suites_module
 from reports.nightly.shards import Shard, find_shards, merge_shards
-from reports.nightly.suites import EXPLAINED, run_parity
 from reports.page.render import render
 from reports.page.sections.starts import starts
 from reports.store.manifest import read_manifest
 from reports.store.runs import Run, read_run, write_run
 from reports.store.schema import PAGE, RunKind
+from reports.subjects.megalodon import suites as suites_module
+from reports.subjects.megalodon.suites import EXPLAINED, run_parity
 from reports.verdict.decide import decide
 from reports.verdict.history import History
 from reports.verdict.replays import program

@@ -20,7 +20,7 @@ from reports.nightly.pytest_session import (
     NoExit,
     Planner,
     WorkerPlanner,
-    _of_megalodon,
+    _of_a_subject,
     distinct,
     measures,
 )
@@ -485,7 +485,7 @@ def test_a_test_of_which_a_part_was_skipped_is_not_executed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["parity", "mla-moe"])
-def test_a_port_that_is_called_like_a_suite_of_megalodon_is_none_of_it(
+def test_a_port_that_is_called_like_a_suite_of_a_subject_is_none_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     decision = SimpleNamespace(word=Word.PASS, sentence="All hold.", exit_code=ExitCode.PASS)
@@ -507,9 +507,9 @@ def test_a_port_that_is_called_like_a_suite_of_megalodon_is_none_of_it(
     assert "compared with its originals (a title: a torch module)" in made.lines[0]
 
 
-def test_a_measurement_of_another_suite_is_none_of_megalodon_whatever_its_edge() -> None:
+def test_a_measurement_of_another_suite_is_none_of_a_subject_whatever_its_edge() -> None:
     for suite, ours in (("", True), ("mine", False), ("parity", True)):
-        assert _of_megalodon(measurement(suite=suite, edge="jax32:oracle")) is ours
+        assert _of_a_subject(measurement(suite=suite, edge="jax32:oracle")) is ours
 
 
 def test_a_test_that_was_only_torn_down_is_not_executed(tmp_path: Path) -> None:

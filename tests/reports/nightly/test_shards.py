@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from reports.nightly.shards import MESH_PART, PROBES_PART, merge_shards
-from reports.nightly.suites import SuiteRun
+from reports.nightly.shards import merge_shards
 from reports.provenance.host import FIELDS, fingerprint
 from reports.store.runs import Run, read_run, write_run
 from reports.store.schema import StoreError
+from reports.subject import PROBES_PART
+from reports.suite_run import SuiteRun
 from tests.reports.nights import (
     described,
     explained,
@@ -188,7 +189,7 @@ def test_a_night_of_shards_has_a_machine_only_if_all_of_them_are_of_it(
         ({"code": "ba9876543210"}, "code"),
         ({"checkpoint": {"name": "another", "content": "another"}}, "checkpoint"),
         ({"fault": "rope_keys_one_late"}, "fault"),
-        ({"plan": (*PLAN[:2], MESH_PART)}, "plan"),
+        ({"plan": (*PLAN[:2], "(mesh)")}, "plan"),
         ({"selected": ["length_c"]}, "selected"),
         ({"shard": {"index": 2, "count": 4}}, "number of shards"),
         ({"versions": {"jax": "0.0.1"}}, "jax"),

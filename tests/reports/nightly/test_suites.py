@@ -24,8 +24,12 @@ from parity.megalodon.cases import by_name
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.megalodon.recordings import RecordedReference
 from parity.megalodon.suite import Reference, Suite
-from reports.nightly import suites as module
-from reports.nightly.suites import SuiteRun, mark_repeats, run_controls, run_parity
+from reports.subjects.megalodon import suites as module
+from reports.subjects.megalodon.suites import run_controls, run_parity
+from reports.subjects.meshes import suites as meshes_module
+from reports.subjects.mla_moe import suites as mla_moe_module
+from reports.subjects.port import suites as port_module
+from reports.suite_run import SuiteRun, mark_repeats
 from stability.suite import PROBES, Checkpoint
 from tests.helpers import double
 from tests.reports.nights import explained, failing, finding, measurement
@@ -90,18 +94,18 @@ def mla_moe(measure: Measure, monkeypatch: pytest.MonkeyPatch, report: Report = 
     pool = SimpleNamespace(first={}, measurements=[], responses={})
     answer = SimpleNamespace(kind="recorded", refusal="", versions={"transformers": ""})
     fake = SimpleNamespace(
-        CASES=module.mla_moe.CASES[:1],
+        CASES=mla_moe_module.mla_moe.CASES[:1],
         answer=lambda *_: answer,
         side=lambda *_: None,
         compare=lambda *_, **__: SimpleNamespace(measurements=measure(), report=None),
         pooled=lambda *_: pool,
     )
-    monkeypatch.setattr(module, "mla_moe", fake)
-    monkeypatch.setattr(module.mla_moe_contract, "gates", lambda *_: ())
-    monkeypatch.setattr(module.accounts, "of_port", lambda report: None)
+    monkeypatch.setattr(mla_moe_module, "mla_moe", fake)
+    monkeypatch.setattr(mla_moe_module.mla_moe_contract, "gates", lambda *_: ())
+    monkeypatch.setattr(port_module.accounts, "of_port", lambda report: None)
     found = SimpleNamespace(message="", value=0.0)
-    monkeypatch.setattr(module, "reference_scatter", lambda *_: found)
-    return module.run_mla_moe(REFERENCE, report)
+    monkeypatch.setattr(mla_moe_module, "reference_scatter", lambda *_: found)
+    return mla_moe_module.run_mla_moe(REFERENCE, report)
 
 
 @dataclass(frozen=True)
@@ -124,9 +128,9 @@ def port(
         return SimpleNamespace(measurements=rows, contract=[Gate.of(m) for m in rows])
 
     monkeypatch.setattr(megalodon_port, "port", lambda *_, **__: FakePort())
-    monkeypatch.setattr(module, "compare_port", compare)
-    monkeypatch.setattr(module.accounts, "of_port", lambda report: None)
-    return module.run_port(REFERENCE, report, only)
+    monkeypatch.setattr(port_module, "compare_port", compare)
+    monkeypatch.setattr(port_module.accounts, "of_port", lambda report: None)
+    return port_module.run_port(REFERENCE, report, only)
 
 
 def mesh(
@@ -135,8 +139,8 @@ def mesh(
     report: Report = quiet,
     only: Collection[str] = (),
 ) -> SuiteRun:
-    monkeypatch.setattr(module.meshes, "measure", lambda only: (measure(), RESPONSES))
-    return module.run_mesh(REFERENCE, report, only)
+    monkeypatch.setattr(meshes_module.meshes, "measure", lambda only: (measure(), RESPONSES))
+    return meshes_module.run_mesh(REFERENCE, report, only)
 
 
 @pytest.mark.parametrize("suite", [parity, known_differences, products, mla_moe, port])
@@ -331,28 +335,28 @@ def test_a_port_and_meshes_are_asked_for_by_name(monkeypatch) -> None:
         patch.setattr(
             megalodon_port, "port", lambda *asked, **how: made.append((asked, how)) or FakePort()
         )
-        compare = module.compare_port
-        patch.setattr(module, "compare_port", lambda it: made.append(it) or compare(it))
-        module.run_port(REFERENCE, quiet)
+        compare = port_module.compare_port
+        patch.setattr(port_module, "compare_port", lambda it: made.append(it) or compare(it))
+        port_module.run_port(REFERENCE, quiet)
     asked, *compared = made
     assert asked == ((by_name("plain"),), {"gradients": True})
     assert compared == [FakePort("port", "plain", module.device_kind())] * 2
     other = port(lambda: rows, monkeypatch, only=["port/other"])
     assert (other.planned, other.executed, other.measurements) == (0, 0, [])
     # What is wrong with the port is kept in the form of a case's account.
-    monkeypatch.setattr(module.accounts, "of_port", lambda report: report.measurements[0])
+    monkeypatch.setattr(port_module.accounts, "of_port", lambda report: report.measurements[0])
     with monkeypatch.context() as patch:
-        patch.setattr(module.accounts, "of_port", lambda report: None)
-        assert module.run_port(REFERENCE, quiet).explanations == []
-    assert module.run_port(REFERENCE, quiet).explanations == rows[:1]
+        patch.setattr(port_module.accounts, "of_port", lambda report: None)
+        assert port_module.run_port(REFERENCE, quiet).explanations == []
+    assert port_module.run_port(REFERENCE, quiet).explanations == rows[:1]
     whole = mesh(lambda: rows, monkeypatch)
-    assert (whole.planned, whole.executed) == (module.meshes.planned(), 2)
+    assert (whole.planned, whole.executed) == (meshes_module.meshes.planned(), 2)
     # Of float32 alone: in float64 a level is below its floor on every machine.
     [(of, *how)] = whole.responses
     assert how == ["rel_l2", "mesh32:one32"] and [*whole.responses.values()] == [RESPONSES[of]]
-    [subject, *_] = module.meshes.SUBJECTS
+    [subject, *_] = meshes_module.meshes.SUBJECTS
     asked = mesh(lambda: rows, monkeypatch, only=[subject])
-    assert 0 < asked.planned == module.meshes.planned([subject]) < whole.planned
+    assert 0 < asked.planned == meshes_module.meshes.planned([subject]) < whole.planned
     assert 0 < len(asked.contract) < len(whole.contract)
 
 
@@ -417,7 +421,7 @@ def test_probes_are_a_suite_of_what_they_found(monkeypatch) -> None:
 
 def test_the_second_architecture_is_measured_case_by_case(monkeypatch) -> None:
     """Rows, pooled rows, responses and contract of each; what was found is said once."""
-    cases = module.mla_moe.CASES[:3]
+    cases = mla_moe_module.mla_moe.CASES[:3]
     asked: list[Any] = []
 
     def answer(case: Any, which: str) -> Any:
@@ -438,21 +442,21 @@ def test_the_second_architecture_is_measured_case_by_case(monkeypatch) -> None:
         CASES=cases, answer=answer, compare=compare, pooled=pooled,
         side=lambda case: f"side of {case.title}",
     )  # fmt: skip
-    monkeypatch.setattr(module, "mla_moe", fake)
+    monkeypatch.setattr(mla_moe_module, "mla_moe", fake)
     gates = lambda case, *_: [Gate.of(measurement(case=case.title))]  # noqa: E731
-    monkeypatch.setattr(module.mla_moe_contract, "gates", gates)
+    monkeypatch.setattr(mla_moe_module.mla_moe_contract, "gates", gates)
     accounts = (None, "an account", "another")
     of_port = {case.title: it for case, it in zip(cases, accounts, strict=True)}
-    monkeypatch.setattr(module.accounts, "of_port", of_port.get)
+    monkeypatch.setattr(port_module.accounts, "of_port", of_port.get)
     bugs = {cases[0].title: ("one", 1.0), cases[1].title: ("one", 1.0), cases[2].title: ("", 0.0)}
 
     def scatter(refusal: str, version: str) -> Any:
         message, value = bugs[refusal]
         return finding(message=message, value=value)
 
-    monkeypatch.setattr(module, "reference_scatter", scatter)
-    suite = module.run_mla_moe(REFERENCE, quiet)
-    alone = module.run_mla_moe(double(Reference, kind="live"), quiet, {cases[1].title})
+    monkeypatch.setattr(mla_moe_module, "reference_scatter", scatter)
+    suite = mla_moe_module.run_mla_moe(REFERENCE, quiet)
+    alone = mla_moe_module.run_mla_moe(double(Reference, kind="live"), quiet, {cases[1].title})
     titles = [case.title for case in cases]
     assert suite.reason == alone.reason == ""
     assert (suite.planned, suite.executed, alone.planned, alone.executed) == (3, 3, 1, 1)
@@ -543,7 +547,7 @@ def test_the_account_of_a_port_is_of_the_comparison_that_is_stored(monkeypatch) 
         return [measurement(value=float(next(values)))]
 
     port(list, monkeypatch)
-    monkeypatch.setattr(module, "compare_port", lambda _: compared(measured()))
-    monkeypatch.setattr(module.accounts, "of_port", of_port)
-    suite = module.run_port(REFERENCE, quiet)
+    monkeypatch.setattr(port_module, "compare_port", lambda _: compared(measured()))
+    monkeypatch.setattr(port_module.accounts, "of_port", of_port)
+    suite = port_module.run_port(REFERENCE, quiet)
     assert asked == [m.value for m in suite.measurements] == [0.0]

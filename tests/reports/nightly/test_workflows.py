@@ -17,13 +17,12 @@ import yaml
 from parity.engine.measure.contract import Gate
 from parity.megalodon.cases import BYTE_LM
 from reports.cli import main
-from reports.nightly import run as nightly_module
-from reports.nightly import suites as suites_module
 from reports.nightly.shards import Shard, find_shards, merge_shards
-from reports.nightly.suites import SuiteRun
 from reports.provenance.host import fingerprint
 from reports.store.runs import list_runs, read_run, write_run
 from reports.store.schema import StoreError
+from reports.subjects.megalodon import suites as suites_module
+from reports.suite_run import SuiteRun
 from stability.core.findings import Finding, Severity
 from tests.helpers import ROOT, cli
 from tests.reports.nights import altered, failing, measurement, stored_below
@@ -69,7 +68,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(suites_module.Suite, "case", case)
     monkeypatch.setattr("parity.megalodon.contract.gates", planned)
-    monkeypatch.setattr(nightly_module, "run_stability", probes)
+    monkeypatch.setattr(suites_module, "run_stability", probes)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     monkeypatch.chdir(tmp_path)
     return rows

@@ -24,8 +24,9 @@ from parity.executors.sweep import Answers
 from parity.megalodon.recordings import RecordedReference
 from parity.tolerances import TABLE
 from reports.nightly import fan_out as driver
-from reports.nightly.suites import SuiteRun
 from reports.provenance.environment import describe
+from reports.subject import Tables
+from reports.suite_run import SuiteRun
 from stability.core.findings import Finding, Severity
 from stability.suite import Checkpoint
 from tests.helpers import double
@@ -142,17 +143,14 @@ class World:
             # Where a part writes: as fast as the folder of the world.
             "tempfile.tempdir": str(pins.parent),
             "reports.nightly.run.datetime": SimpleNamespace(now=lambda zone: self.now),
-            "reports.nightly.run.run_parity": self.parity,
-            "reports.nightly.run.run_stability": self.probes,
-            "reports.nightly.run.open_checkpoint": lambda folder: opened,
-            "reports.nightly.fan_out.open_checkpoint": lambda folder: opened,
-            "reports.nightly.run.choose_reference": lambda asked: recorded,
+            "reports.subjects.megalodon.suites.run_parity": self.parity,
+            "reports.subjects.megalodon.suites.run_stability": self.probes,
+            "reports.subjects.megalodon.checkpoint.open_checkpoint": lambda folder: opened,
+            "parity.megalodon.suite.choose_reference": lambda asked: recorded,
             # The page of a running night, which has no verdict, is a third of the time.
             "reports.nightly.tonight.render": lambda *_: "",
             # The tolerances in force, which no verdict reads, are two thirds of a run.json.
-            "reports.nightly.document.TABLE": TABLE[:2],
-            "reports.nightly.document.PORTS": (),
-            "reports.nightly.document.MESHES": (),
+            "reports.nightly.document.tables": lambda: Tables(TABLE[:2]),
             "reports.nightly.run.describe": lambda asked: described,
             "reports.nightly.run.fault_by_name": lambda name: SimpleNamespace(
                 name=name, planted=self.plant

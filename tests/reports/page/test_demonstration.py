@@ -7,11 +7,11 @@ import re
 import pytest
 
 from parity.faults import by_name
-from reports.nightly import run as nightly_module
-from reports.nightly.suites import SuiteRun
 from reports.registry.lookup import judge_stored
 from reports.store.runs import read_run
 from reports.store.schema import PAGE
+from reports.subjects.megalodon import suites as megalodon_suites
+from reports.suite_run import SuiteRun
 from reports.verdict.decide import Word
 from reports.verdict.history import load_history
 from tests.reports.page.demonstration import BAD, FAULT, demonstrate
@@ -29,7 +29,7 @@ def last_two(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         # The probes have tests of their own; here they would only cost time.
-        patch.setattr(nightly_module, "run_stability", skipped)
+        patch.setattr(megalodon_suites, "run_stability", skipped)
         return demonstrate(tmp_path_factory.mktemp("demonstration"), ("slow_decay",), NIGHTS)
 
 

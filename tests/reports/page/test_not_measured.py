@@ -15,7 +15,6 @@ from parity.port_tolerances import PortEdge
 from reports.page import side_by_side
 from reports.page.render import render
 from reports.page.sections import (
-    architectures,
     facts,
     heat,
     marks,
@@ -28,6 +27,7 @@ from reports.page.sections import (
 )
 from reports.page.sections.meshes import meshes
 from reports.store.runs import Run
+from reports.subjects.mla_moe.section import architectures
 from reports.verdict.decide import decide
 from reports.verdict.history import History
 from stability.core.findings import Severity
@@ -158,7 +158,7 @@ def test_meshes_and_the_second_architecture_count_what_holds(verdict, value) -> 
     assert (row["cells"][0]["state"], row["cells"][0]["quantity"]) == ("fail", "b")
     port = {"case": "mla-moe long", "edge": str(PortEdge.PORT32_ORIGINAL32)}
     night = run(*pair(verdict, value, **port), measurement(**{**port, "case": "told"}, **INFO))
-    shown = architectures.architectures(night)
+    shown = architectures(night)
     assert shown is not None
     by_name = {case["name"]: case for case in shown["cases"]}
     long, told = by_name["mla-moe long"], by_name["told"]
@@ -171,7 +171,7 @@ def test_the_worst_logits_of_an_architecture_are_those_that_are_no_number() -> N
     port = {"case": "mla-moe long", "edge": str(PortEdge.PORT32_ORIGINAL32)}
     rows = [measurement(**port, quantity=q, value=v) for q, v in (("a", math.nan), ("b", 1e-7))]
     for order in (rows, rows[::-1]):
-        shown = architectures.architectures(run(*order))
+        shown = architectures(run(*order))
         assert shown is not None
         assert shown["cases"][0]["logits"] == "NaN"
         assert "NaN" in {row["mla_moe"] for row in shown["rows"]}

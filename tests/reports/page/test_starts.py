@@ -13,10 +13,10 @@ from parity.engine.measure.measurement import Kind, Verdict
 from parity.engine.programs.source_lines import Line
 from reports.cli import main
 from reports.page.render import render
-from reports.page.sections.padding import padding
 from reports.page.sections.starts import CASES, target
 from reports.store.runs import Run
 from reports.store.schema import PAGE
+from reports.subjects.megalodon.padding import padding
 from reports.verdict.decide import Word, decide
 from reports.verdict.history import History
 from reports.verdict.replays import program

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
-from parity.megalodon import DIFFERENCES
+from parity.megalodon import DIFFERENCES, SUITE
 from parity.megalodon.cases import CASES
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.tolerances import MESHES, NOISE_LEAST, PORT_EDGES, PORTS, PRODUCTS, TABLE
-from reports.nightly.document import case_info, known_differences, with_tables
+from reports.nightly.document import known_differences, with_tables
 from reports.store.manifest import CaseInfo, CheckpointInfo
 from reports.store.runs import Run
+from reports.subjects.megalodon.checkpoint import case_info
 from reports.verdict import replays as module
 from reports.verdict.changes import What
 from reports.verdict.decide import Decision, decide
@@ -248,7 +249,7 @@ def test_ports_are_repeated_by_their_files() -> None:
 def test_a_case_is_explained_and_shrunk_unless_it_is_a_trajectory() -> None:
     for case in CASES:
         verbs = ["explain"] if case.steps else ["explain", "shrink"]
-        assert account_commands(case.name, "f") == [
+        assert account_commands(case.name, SUITE, "f") == [
             {
                 "label": f"{verb} {case.name}",
                 "command": f"m parity {verb} {case.name} --fault f",
@@ -256,5 +257,7 @@ def test_a_case_is_explained_and_shrunk_unless_it_is_a_trajectory() -> None:
             for verb in verbs
         ]
     assert any(case.steps for case in CASES)
-    assert account_commands(CASES[0].name, None)[0]["command"].endswith(CASES[0].name)
-    assert account_commands("of an earlier version", None) == []
+    assert account_commands(CASES[0].name, SUITE, None)[0]["command"].endswith(CASES[0].name)
+    assert account_commands("of an earlier version", SUITE, None) == []
+    # A user's port may have a case of the same name.
+    assert account_commands(CASES[0].name, "port", None) == []

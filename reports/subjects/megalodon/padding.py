@@ -7,33 +7,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from parity.engine.measure.deviation import Deviation
 from parity.engine.measure.measurement import Measurement, Verdict
 from parity.engine.measure.where import ALL_PADDING
 from parity.megalodon.cases import CASES
 from parity.megalodon.edges import MegalodonEdge
+from reports.subject import Padding
 from reports.text import edge_name, label
 
 VALID_ONLY = MegalodonEdge.JAX32_REFERENCE32
 """Comparison that excludes padding, because megalodon-hf computes other values there than JAX."""
 NAMED = 3
 """Largest number of cases that the sentence names."""
-
-
-@dataclass(frozen=True)
-class Padding:
-    """Notes about padding for the table of edges (comparisons); empty if padding explains nothing.
-
-    Attributes:
-        scopes: by edge, a text that says which positions it compares.
-        sentence: why one edge fails while another passes, for people; "" if padding does not
-            explain it.
-    """
-
-    scopes: dict[str, str] = field(default_factory=dict)
-    sentence: str = ""
 
 
 def padding(rows: Iterable[Measurement], tensors: Sequence[Deviation]) -> Padding:

@@ -1,0 +1,1 @@
+"""Training on meshes of several devices, compared with one device: its suite."""
