@@ -170,6 +170,21 @@ def test_other_work_is_marked_and_never_compared() -> None:
     assert not any(found.compared for found in several.agreements)
 
 
+def test_other_work_is_marked_where_the_first_run_has_no_such_gate() -> None:
+    """A gate that is new and passes is no change, but its value is not one of the same work."""
+    nights = [
+        night(day=10),
+        night(measurement(), day=11),
+        night(measurement(identity="other"), day=12),
+        night(failing(), day=13),
+    ]
+    several = compare_runs(nights)
+    [row] = several.rows
+    assert [cell and cell.what for cell in row.cells] == [None, None, None, What.NEW]
+    *_, last = table(several)[1]
+    assert last[1:] == ["–", "1.0e-06", "1.0e-06 (other work)", "9.0e-06 ✕"]
+
+
 def test_gates_of_one_run_alone_are_told_by_which_run_has_them() -> None:
     more = night(measurement(), measurement(quantity="x"), measurement(quantity="y"), day=11)
     several = compare_runs([night(measurement(), day=10), more, night(day=12)])

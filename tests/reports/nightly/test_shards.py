@@ -260,3 +260,11 @@ def test_a_night_of_shards_of_an_older_version_is_stored_by_this_one(tmp_path: P
     folders = [reseal(write_run(tmp_path, shard(i)), schema=4) for i in (1, 2, 3)]
     assert {read_run(it).manifest.migrated_from for it in folders} == {4}
     assert merge_shards(folders).manifest.migrated_from is None
+
+
+def test_a_shard_of_many_is_named_as_its_option_names_it(tmp_path: Path) -> None:
+    """By its number without zeros before it, however many shards there are."""
+    folder = write_run(tmp_path, shard(1, shard={"index": 1, "count": 12}))
+    copy = shutil.copytree(folder, tmp_path / "copies" / folder.name)
+    with pytest.raises(StoreError, match="both hold shard 1/12;"):
+        merge_shards([folder, copy])

@@ -470,6 +470,16 @@ def test_files_that_no_line_names_are_deleted_after_an_hour(tmp_path: Path) -> N
     assert files.verified.keys() == {used}
 
 
+def in_plain_texts(one: examine.Examined) -> examine.Examined:
+    """The same run as it is read from a file whose columns of texts are no dictionaries."""
+    assert one.rows is not None
+    texts = (
+        pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type)
+        for f in one.rows.schema
+    )
+    return replace(one, rows=one.rows.cast(pa.schema(texts)))
+
+
 def test_gates_of_runs_are_gathered_with_the_names_of_their_runs(tmp_path: Path) -> None:
     """Also where one run has a column as text and another as numbers of texts."""
     folders = [write_run(tmp_path, night(day, measurement(case=f"c{day}"))) for day in (1, 2)]
@@ -478,8 +488,7 @@ def test_gates_of_runs_are_gathered_with_the_names_of_their_runs(tmp_path: Path)
     assert empty.rows is None and empty.why
     files = gathered.Gathered(tmp_path, {})
     assert gathered.gather(files, [empty]) == ""
-    plain = [replace(one, rows=gathered._plain(one.rows)) for one in found if one.rows is not None]
-    assert all(not pa.types.is_dictionary(f.type) for f in plain[0].rows.schema)  # pyright: ignore
+    plain = list(map(in_plain_texts, found))
     tables = []
     for rows in (found, [found[0], plain[1]], plain):
         name = gathered.gather(files, [rows[0], empty, rows[1]])
@@ -615,9 +624,7 @@ def test_memory_is_collected_after_a_batch_as_before_it(
 def test_runs_are_combined_whether_their_texts_repeat_or_not(tmp_path: Path, odd: int) -> None:
     """Repeated texts are dictionaries in memory, others plain."""
     found = [examine.examine(write_run(tmp_path, night(day))) for day in (1, 2, 3)]
-    rows = found[odd].rows
-    assert rows is not None
-    found[odd] = replace(found[odd], rows=gathered._plain(rows))
+    found[odd] = in_plain_texts(found[odd])
     files = gathered.Gathered(tmp_path, {})
     name = gathered.gather(files, found)
     runs = pq.read_table(files.path(name))["run"].to_pylist()

@@ -157,6 +157,39 @@ def test_what_a_run_gets_late_comes_to_a_copy_that_lacks_it(
     assert {file: (copy / file).read_bytes() for file in shared.LATE} == content
 
 
+@pytest.mark.parametrize("gone", shared.LATE)
+def test_a_late_file_that_goes_during_a_copy_keeps_no_other_from_it(
+    gone: str, tmp_path: Path, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may remove a page or a verdict after it was listed."""
+    (tmp_path / "remote").mkdir()
+    storage = f"file://{tmp_path}/remote/runs"
+    name = write_run(shared.open_copy(storage), night(1), lambda run: "<p>page</p>").name
+    place = tmp_path / "remote" / "runs" / name
+    content = {file: (place / file).read_bytes() for file in shared.LATE}
+    for file in shared.LATE:
+        (place / file).unlink()
+    machine("second")
+    copy = shared.open_copy(storage) / name
+    for file in shared.LATE:
+        (place / file).write_bytes(content[file])
+    listing = Objects.inside_all
+
+    def listed_before(objects: Objects) -> dict[str, dict[str, int]]:
+        found = listing(objects)
+        (place / gone).unlink()
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Objects, "inside_all", listed_before)
+        shared.open_copy(storage)
+    there = {file for file in shared.LATE if (copy / file).exists()}
+    assert there == {*shared.LATE} - {gone}
+    (place / gone).write_bytes(content[gone])
+    shared.open_copy(storage)
+    assert {file: (copy / file).read_bytes() for file in shared.LATE} == content
+
+
 def test_a_page_that_was_drawn_again_here_stays(tmp_path: Path, machine: Any) -> None:
     """Only what a copy lacks is fetched, though the verdict is still to come."""
     (tmp_path / "remote").mkdir()

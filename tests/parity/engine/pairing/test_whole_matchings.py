@@ -125,6 +125,16 @@ def test_a_model_with_everything_in_it_is_matched_as_it_was_made():
     ]
 
 
+def test_parameters_are_counted_among_those_of_the_port_alone():
+    x, y, z = (np.random.default_rng(seed).normal(size=(4, 5)) for seed in range(3))
+    for original, port, told in (
+        ({"a": x, "b": y, "c": z}, {"x": x}, "1 of 1"),
+        ({"a": x}, {"x": x, "y": y, "z": z}, "1 of 3"),
+    ):
+        text = match_parameters(original, port).text()
+        assert text.startswith(f"{told} parameters of the port matched: 1 by value\n")
+
+
 def test_the_other_way_round_rounding_and_ties_are_the_original_s():
     found = match_parameters(PORT, {n: x for n, x in ORIGINAL.items() if n != "table.weight"})
     pairs = stated(found)

@@ -121,6 +121,13 @@ def test_numbers_beside_masked_ones_are_seen() -> None:
     assert seen.unseen(np.array([0.25, 0.75, 0.5])).tolist() == [False, False, True]
 
 
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_both_parts_of_a_complex_number_are_seen(dtype: type[np.complexfloating]) -> None:
+    seen = Seen([np.array([[0.25 + 0.75j], [1.5 - 2.5j]], dtype)])
+    array = np.array([0.25, 0.75, 1.5, -2.5, 0.5])
+    assert seen.unseen(array).tolist() == [False, False, False, False, True]
+
+
 def test_a_mask_is_known_in_either_polarity_and_not_by_other_shares() -> None:
     """What one program keeps, another may leave out: True and False, or 0 and -1e9."""
     mask = np.tril(np.ones((6, 8), bool), 1)
