@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from parity.engine.measure.bounds import Rule
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from reports.store.manifest import CaseInfo
     from reports.store.runs import Run
     from reports.suite_run import SuiteRun
+
+T = TypeVar("T")
 
 PROBES_PART, CONTROLS_PART = "(probes)", "(controls)"
 """Parts of a night that probe the checkpoint, and that plant bugs which the comparison must find.
@@ -36,7 +38,7 @@ class Part:
         name: Name in the plan of a night, such as "(mesh)".
         suite: Value of `suite` in the measurements.
         what: What is compared, for the list of cases.
-        why: Reason of the names that `Suites.names` selects, unless `Suites.reasons` has it.
+        why: Reason for each name in `Suites.names` that `Suites.reasons` lacks.
         live: Whether it needs the live reference; a night with recordings has no such part.
         section: Id of the section of the page that shows the measurements.
     """
@@ -96,8 +98,8 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True)
 class Model:
-    """What a night does with the one subject whose cases have a reference, and whose checkpoint it
-    probes.
+    """Cases, reference and checkpoint of a subject, and the functions by which a night measures
+    them. Only one subject has a model.
 
     Attributes:
         cases: All cases, in the order of the plan.
@@ -179,7 +181,7 @@ class Subject:
         suites: Returns the functions that measure the parts.
         tables: Returns tolerances and known differences.
         suite: Value of `suite` in the measurements of the cases of `model`.
-        model: Returns what a night does with cases, reference and checkpoint; None for a subject
+        model: Returns cases, reference and checkpoint with their functions; None for a subject
             without them.
         committed: Name of the model's case of the committed checkpoint.
         given: Name of the case that replaces it if a night is given a checkpoint.
@@ -217,6 +219,7 @@ class Subject:
     section: Section | None = None
 
 
+_LAST = (PROBES_PART, CONTROLS_PART)
 _SUBJECTS: list[Subject] = []
 
 
@@ -250,7 +253,7 @@ def main() -> Subject:
 
 
 def model() -> Model:
-    """Return what a night does with the cases, the reference and the checkpoint of `main`."""
+    """Return the `Model` of `main`."""
     made = main().model
     assert made is not None
     return made()
@@ -262,8 +265,7 @@ def parts() -> tuple[Part, ...]:
     Probes and controls come last, since controls clear the compilation caches.
     """
     every = [part for subject in _SUBJECTS for part in subject.parts]
-    last = (PROBES_PART, CONTROLS_PART)
-    return tuple(sorted(every, key=lambda part: part.name in last and 1 + last.index(part.name)))
+    return tuple(sorted(every, key=lambda part: part.name in _LAST and 1 + _LAST.index(part.name)))
 
 
 def suite_of_part(name: str) -> str:
@@ -277,15 +279,21 @@ def live_suites() -> frozenset[str]:
 
 
 def measured() -> dict[str, Callable[[Reference, Log, Collection[str]], SuiteRun]]:
-    """Return the functions that measure parts other than cases, probes and controls, by part."""
-    found = {name: f for subject in _SUBJECTS for name, f in subject.suites().measure.items()}
-    return {part.name: found[part.name] for part in parts() if part.name in found}
+    """Return the functions that measure parts other than cases, probes and controls, by part.
+
+    Raises:
+        ValueError: a part has no function, or a function no part: it would never be measured.
+    """
+    return _by_part({n: f for s in _SUBJECTS for n, f in s.suites().measure.items()}, "measure")
 
 
 def names_by_part() -> dict[str, set[str]]:
-    """Return the names that `--case` accepts besides cases of the model, by part of the plan."""
-    found = {name: names for s in _SUBJECTS for name, names in s.suites().names.items()}
-    return {part.name: found[part.name] for part in parts() if part.name in found}
+    """Return the names that `--case` accepts besides cases of the model, by part of the plan.
+
+    Raises:
+        ValueError: a part has no names, or names have no part.
+    """
+    return _by_part({n: names for s in _SUBJECTS for n, names in s.suites().names.items()}, "names")
 
 
 def tables() -> Tables:
@@ -300,6 +308,17 @@ def tables() -> Tables:
 def former_suite(m: Measurement) -> str:
     """Return the suite of a measurement of an older schema, which stored none."""
     return next(filter(None, (s.former_suite(m) for s in _SUBJECTS)), main().suite)
+
+
+def _by_part(found: Mapping[str, T], what: str) -> dict[str, T]:
+    """Return `found` in the order of the plan; it must have every part that no `Model` measures."""
+    own = [part.name for part in parts() if part.name not in _LAST]
+    if wrong := sorted({*own} ^ found.keys()):
+        raise ValueError(
+            f"expected `Suites.{what}` for each part of a subject and no other, but these are in "
+            f"only one of the two: {', '.join(wrong)}"
+        )
+    return {name: found[name] for name in own}
 
 
 def _suites(subject: Subject) -> tuple[str, ...]:

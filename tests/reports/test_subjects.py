@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -106,6 +107,23 @@ def test_subjects_share_neither_name_nor_part_nor_suite_nor_model(
     assert len(module.registered()) == count
     register(toy(tmp_path))
     assert module.registered()[-1].name == "a toy"
+
+
+@pytest.mark.usefixtures("register_is_restored")
+@pytest.mark.parametrize("lost", ["measure", "names"])
+@pytest.mark.parametrize("more", [True, False])
+def test_a_part_that_would_never_be_measured_is_an_error(
+    lost: str, more: bool, tmp_path: Path
+) -> None:
+    made = toy(tmp_path)
+    suites = made.suites()
+    changed = {**getattr(suites, lost), "(other)": None} if more else {}
+    register(replace(made, suites=lambda: replace(suites, **{lost: changed})))
+    wrong = "(other)" if more else "(toy)"
+    with pytest.raises(ValueError, match=re.escape(f"`Suites.{lost}`")) as told:
+        nightly(Options(tmp_path / "runs", reference="recorded"), quiet)
+    assert str(told.value).endswith(f"only one of the two: {wrong}")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_night_has_the_parts_and_tables_of_all_its_subjects() -> None:

@@ -1,4 +1,4 @@
-"""What the command `formats` measures: the errors that low-precision products would cause.
+"""Errors that low-precision products would cause, measured for `stability --what-if`.
 
 Source: docs/formats.md "What would it cost?".
 """
