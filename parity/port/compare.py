@@ -99,7 +99,8 @@ class Port:
     compared by sign. If False, an infinite output fails."""
     not_compared: Mapping[str, str] = field(default_factory=dict)
     """Outputs of either side that are not compared, by name, with the reason. A name also excludes
-    every field below it: `output.cache` excludes `output.cache[0]`."""
+    every field below it: `output.cache` excludes `output.cache[0]`. A name may also be that of a
+    parameter of either side without an equal one on the other, such as a second bias of 0."""
     device: str = ""
     """Class of the device in measurements, "cpu" or "cuda"; "" stands for the class of JAX's
     default device."""
@@ -153,10 +154,11 @@ def _compare(port: Port, *, again: bool) -> Report:
     work = Work(port.title, port.work or _digest(port), (*ours.best.stages,), suite=port.name)
     noise, bounds, rows, notices = both.judged(work, port.device, again)
     matching = both.names.matching
-    lost = both.lost(port.original, noise)
+    excused = both.without_equal(port.not_compared)
+    lost = [name for name in both.lost(port.original, noise) if name not in excused]
     shown = both.shown_by_derivatives() if _all_hold(rows) else frozenset()
     made = both.made(shown)
-    rows.insert(0, _weights(work, bounds, matching, port.device, lost, {*shown, *made}))
+    rows.insert(0, _weights(work, bounds, matching, port.device, lost, {*shown, *made, *excused}))
     notices = (*original.notices, *ours.notices, *both.alone(), *notices)
     if made:
         notices = (*notices, f"{MADE}: {', '.join(made)}")
@@ -319,11 +321,13 @@ def _both_sides(port: Port) -> _Both:
     original = SideRuns(theirs, port.valid, "original", **how)
     ours = SideRuns(mine, port.valid, "port", sums=sums, **how)
     dropped = {*original.dropped.values(), *ours.dropped.values()}
-    if unknown := [name for name in port.not_compared if name not in dropped]:
+    apart = _without_equal(matching)
+    if unknown := [n for n in port.not_compared if n not in dropped and n not in apart]:
         names = [*original.best.outputs, *original.best.exact, *original.best.unread]
         raise PortError(
             f"not_compared names {', '.join(unknown)}, which no side returns; expected outputs "
             f"such as {', '.join(names)}"
+            + (f", or parameters that only one side has: {', '.join(apart)}" if apart else "")
         )
     if empty := [name for name, reason in port.not_compared.items() if not reason.strip()]:
         raise PortError(
@@ -423,6 +427,11 @@ class _Both:
             for name in fresh
             if np.any(gradients.get(name, 0)) and _of_the_original(name) not in rounding
         ]
+
+    def without_equal(self, names: Iterable[str]) -> list[str]:
+        """Return those of `names` that are parameters without an equal one on the other side."""
+        apart = _without_equal(self.names.matching)
+        return [name for name in names if name in apart]
 
     def made(self, shown: Collection[str]) -> list[str]:
         """Return the names of the port's parameters that an exporter computed from the original's
@@ -814,12 +823,14 @@ class _Both:
             if port.gradients and not runs.best.gradients:
                 without_derivatives = f"the {side} has no trained parameter"
         left_out = {name: port.not_compared[by] for name, by in self.original.dropped.items()}
+        apart = self.without_equal(port.not_compared)
         return ledger_of(
             rows,
             self.original.best,
             self.partners(),
             self.names.matching,
             left_out=left_out,
+            parameters={name: port.not_compared[name] for name in apart},
             inputs=list(floating(port.original.inputs())),
             without_derivatives=without_derivatives,
         )
@@ -993,6 +1004,11 @@ def _not_the_original_s(matching: Matching) -> list[str]:
     """Return the port's parameters that hold other values than the original's."""
     other = [pair.port for pair in matching.pairs if not pair.is_equal]
     return other + [entry.name for entry in matching.unmatched_port]
+
+
+def _without_equal(matching: Matching) -> list[str]:
+    """Return the parameters of either side that no parameter of the other side is equal to."""
+    return _not_the_original_s(matching) + [e.name for e in matching.unmatched_original]
 
 
 def _all_hold(rows: Sequence[Measurement]) -> bool:

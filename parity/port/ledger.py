@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from parity.engine.measure.compare import Comparison
 from parity.engine.measure.measurement import Measurement, Verdict
@@ -40,6 +41,7 @@ class Role(StrEnum):
     OUTPUT = "output"
     GRADIENT = "gradient"
     STATE = "state"
+    PARAMETER = "parameter"
     INPUT = "derivative by input"
 
 
@@ -49,8 +51,8 @@ class Entry:
 
     Attributes:
         name: name of the result in the original.
-        role: output, derivative by a parameter, derivative by an input, or state that a call
-            updates.
+        role: output, derivative by a parameter, derivative by an input, state that a call updates,
+            or parameter that only one side has.
         port: name of the counterpart in the port; empty if there is none.
         compared: whether a gate compared the result with its counterpart.
         reason: why the result was not compared; empty if it was.
@@ -93,15 +95,16 @@ def ledger_of(
     matching: Matching,
     *,
     left_out: Mapping[str, str],
+    parameters: Mapping[str, str] = MappingProxyType({}),
     inputs: Collection[str] = (),
     without_derivatives: str = "",
 ) -> tuple[Entry, ...]:
     """Return the ledger: for each result of the original, whether it was compared, or why not.
 
     There is one entry for each output of the original, each derivative by a parameter, each
-    parameter whose `requires_grad` is False, each buffer that the call updates, and each derivative
-    by an input, which is never compared. If no derivative was computed, one entry stands for all
-    derivatives.
+    parameter whose `requires_grad` is False, each excluded parameter, each buffer that the call
+    updates, and each derivative by an input, which is never compared. If no derivative was
+    computed, one entry stands for all derivatives.
 
     Args:
         rows: all measurements, from which the compared quantities are read.
@@ -109,6 +112,7 @@ def ledger_of(
         partners: names of the port's outputs, by name of the original's output.
         matching: the pairs of parameters.
         left_out: reasons given by the case (`Port.not_compared`), by excluded output.
+        parameters: such reasons, by excluded parameter of either side.
         inputs: names of the original's floating-point inputs.
         without_derivatives: why no derivative was computed; empty if derivatives were computed.
     """
@@ -122,6 +126,7 @@ def ledger_of(
         for name, kind in original.unread.items()
     ]
     entries += [Entry(name, Role.OUTPUT, reason=why) for name, why in left_out.items()]
+    entries += [Entry(name, Role.PARAMETER, reason=why) for name, why in parameters.items()]
     entries += [Entry(name, Role.STATE, reason=UPDATED) for name in original.updated]
     entries += [Entry(name, Role.GRADIENT, reason=FROZEN) for name in original.frozen]
     if without_derivatives:

@@ -217,6 +217,7 @@ ROLES = {
     "output": ("result", "results"),
     "gradient": ("derivative", "derivatives"),
     "state": ("updated buffer", "updated buffers"),
+    "parameter": ("parameter", "parameters"),
     "derivative by input": ("derivative by an input", "derivatives by inputs"),
 }
 """By role of an entry of `parity.port.ledger`: the word for one such entry, and for several."""

@@ -391,6 +391,61 @@ def test_what_a_case_leaves_out_needs_a_name_and_a_reason():
         both(*pair, not_compared={"output": "why"})
 
 
+class Biased(torch.nn.Module):
+    """A map with biases by name: of one bias, or of several that are added."""
+
+    def __init__(self, **biases: np.ndarray) -> None:
+        super().__init__()
+        weight = np.random.default_rng(3).standard_normal((3, 2)).astype(np.float32)
+        for name, value in {"weight": weight, **biases}.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.tensor(value)))
+        self.biases = list(biases)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x @ self.weight
+        for name in self.biases:
+            y = y + getattr(self, name)
+        return torch.tanh(y)
+
+
+ONE, NONE = np.float32([0.5, -1.5]), np.zeros(2, np.float32)
+ROWS = np.random.default_rng(4).standard_normal((4, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["of the port", "of the original"])
+def test_a_parameter_that_only_one_side_needs_can_be_declared(swapped: bool) -> None:
+    """A second bias of 0, as torch's LSTM has beside one that Keras keeps as one."""
+    modules = [Biased(b=ONE), Biased(b_ih=ONE, b_hh=NONE)]
+    sides = [TorchSide(m, ROWS) for m in (reversed(modules) if swapped else modules)]
+    assert not compare(Port("p", *sides)).holds
+    why = {"b_hh": "the other side keeps one bias"}
+    report = compare(Port("p", *sides, not_compared=why))
+    assert report.holds, report.text()
+    told = {e.name: e.reason for e in report.left_out if e.role is Role.PARAMETER}
+    assert told == why
+    assert "not compared: parameter b_hh: the other side keeps one bias" in report.text()
+
+
+def test_a_declared_parameter_hides_no_other_and_no_result() -> None:
+    other = ONE + np.float32(1)
+    sides = (
+        TorchSide(Biased(b=ONE), ROWS),
+        TorchSide(Biased(b=ONE, c=NONE, d=NONE), ROWS),
+    )
+    report = compare(Port("p", *sides, not_compared={"c": "why"}))
+    assert not report.holds and "not the original's: d" in report.text()
+    wrong = TorchSide(Biased(b=ONE), ROWS), TorchSide(Biased(b=other), ROWS)
+    report = compare(Port("p", *wrong, not_compared={"b": "why"}))
+    assert {row.quantity for row in report.failures} >= {"output"}
+    with pytest.raises(PortError, match=r"names weight, which no side .* that only one .*: c, d$"):
+        compare(Port("p", *sides, not_compared={"weight": "why"}))
+    equal = TorchSide(Biased(b=ONE), ROWS), TorchSide(Biased(b=ONE), ROWS)
+    with pytest.raises(PortError, match=r"expected outputs such as output$"):
+        compare(Port("p", *equal, not_compared={"b": "why"}))
+    with pytest.raises(PortError, match="no reason for c"):
+        compare(Port("p", *sides, not_compared={"c": ""}))
+
+
 @pytest.mark.parametrize(
     ("theirs", "ours", "whose"),
     [
