@@ -93,7 +93,8 @@ class TorchSide:
         (..., 2).
 
         Raises:
-            SideError: a parameter or buffer cannot be read as an array, such as a sparse tensor.
+            SideError: a parameter or buffer cannot be read as an array, such as a sparse tensor, or
+                a tensor was made under `torch.inference_mode`.
         """
         named = dict(self.module.named_parameters())
         buffers = self.module.named_buffers()
@@ -105,6 +106,12 @@ class TorchSide:
                     f"{name}, a {type(tensor).__name__} of {tensor.dtype}, {tensor.layout}, on "
                     f"{tensor.device}: initialise or convert it first, or make it no parameter or "
                     "buffer"
+                )
+        for name, tensor in (*named.items(), *held_tensors(self.module)):
+            if tensor.is_inference():
+                raise SideError(
+                    f"expected tensors that autograd can use, got {name}, made under "
+                    "torch.inference_mode: pass copy.deepcopy(module), made outside of it"
                 )
         return {name: _array(tensor) for name, tensor in named.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax.numpy as jnp
@@ -128,6 +129,20 @@ def test_a_tensor_that_is_no_array_is_refused_as_a_buffer_and_no_table(kind: str
     module.register_buffer("other", made)
     with pytest.raises(SideError, match="or float64, got other, a "):
         TorchSide(module, X).parameters()
+
+
+@pytest.mark.parametrize("where", ["bias", "attribute", "buffer"])
+def test_a_tensor_made_in_inference_mode_is_refused_with_what_to_do(where: str) -> None:
+    module = Module()
+    module.register_buffer("buffer", torch.zeros(4))
+    with torch.inference_mode():
+        made = torch.ones(4)
+        setattr(module, where, torch.nn.Parameter(made) if where == "bias" else made)
+    with pytest.raises(SideError, match=rf"got {where}, made under .*: pass copy\.deepcopy"):
+        TorchSide(module, X).parameters()
+    copied = TorchSide(copy.deepcopy(module), X)
+    assert copied.parameters().keys() == TorchSide(Module(), X).parameters().keys() | {"buffer"}
+    copied.run(Run(cotangents={"output.sum": np.ones_like(X)}))
 
 
 def test_weights_of_whole_numbers_are_read_as_they_are() -> None:
