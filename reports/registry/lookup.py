@@ -189,7 +189,7 @@ def _may_be_newer(folder: Path, created: str, stored: Sequence[RunInfo]) -> bool
         return max(dates) >= created[:19]
     try:
         changed = datetime.fromtimestamp(folder.lstat().st_mtime, UTC)
-        return changed > datetime.fromisoformat(created)
+        return changed >= datetime.fromisoformat(created)
     except (OSError, TypeError, ValueError):
         return True
 

@@ -31,8 +31,9 @@ INSIDE = "n"
 SLOT = "\0"
 """Placeholder for a parameter name, which is filled in once it is known which numbers of the name a
 loop varies."""
-# An f-string would change other names: those with braces, quotes or numbers such as `00`.
-_PLAIN = re.compile(r"(?:[A-Za-z_.:/\- \[\]]|(?<!\d)(?:0|[1-9]\d*)(?!\d))*")
+# An f-string would change other names: those with braces, quotes, numbers such as `00` or digits
+# of another script.
+_PLAIN = re.compile(r"(?:[A-Za-z_.:/\- \[\]]|(?<!\d)(?:0|[1-9]\d*)(?!\d))*", re.ASCII)
 """Names that may be written as an f-string with loop indices in place of numbers."""
 _INDEXED = "\1"
 """Placeholder in a name for the index of a comprehension."""
@@ -205,7 +206,7 @@ def _loops(entries: Sequence[_Entry]) -> Iterator[tuple[tuple[str, ...], list[st
     values = [tuple(sorted({numbers[k] for numbers in port})) for k in free]
     whole = math.prod(map(len, values)) == len(entries) and len(free) <= len(INDICES)
     plain = all(_PLAIN.fullmatch(n.replace(_INDEXED, "")) for e in entries for n in e.names)
-    names = _names(entries, port, free) if plain and whole and len(entries) > 1 else None
+    names = _names(entries, port, free) if plain and whole else None
     if names is None:
         for entry in entries:
             yield (), _filled(entry.text, list(map(_literal, entry.names)))

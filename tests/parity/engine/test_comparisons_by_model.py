@@ -706,6 +706,10 @@ def test_near_is_a_distance_and_what_is_possible_never_excludes_it(seed: int):
 def test_a_rounded_value_is_another_one():
     x = np.array([0.1, 0.5])
     assert not same_values(x, x.astype(np.float32)) and not same_values(x.astype(np.float32), x)
+    # NumPy compares both as float8, in which 45 becomes 44.
+    whole, rounded = np.array([45], np.int8), np.array([44], ml_dtypes.float8_e4m3fn)
+    assert not same_values(whole, rounded) and not same_values(rounded, whole)
+    assert same_values(whole - 1, rounded)
 
 
 def test_equal_values_are_equal_in_any_dtype_and_size():
@@ -1019,11 +1023,15 @@ def test_a_converter_makes_what_the_matching_says():
     flat = Layout((2, 2, 6), (2, 2, 6), (0, 1, 2), (2, 12))
     seen = Piece("table", cut((8, 6), (2, 4, 6), 1, 1, 3), flat, whole((2, 12)))
     heads = Layout((8, 6), (8, 2, 3), (1, 0, 2), (2, 8, 3))
+    first, second = cut((12, 6), (12, 6), 0, 0, 8), cut((12, 6), (12, 6), 0, 8, 12)
+    table = Piece("table", whole((8, 6)), identity((8, 6)), first)
+    appended = Construction((12, 6), (table, Piece("e.5.w", whole(shape), identity(shape), second)))
     pairs += [
         Pair("experts", stacked([f"e.{n}.w" for n in range(3)], shape), Means.VALUE),
         Pair("odd", stacked([f"e.{n}.w" for n in (0, 2, 5)], shape), Means.VALUE),
         Pair("mixed", stacked(["e.2.w", "e.0.w"], shape), Means.VALUE),
         Pair("reversed", joined(["e.0.w", "e.1.w"], shape, 0, [1, 0]), Means.VALUE),
+        Pair("pair", appended, Means.VALUE),
         Pair("part", Construction(shape, (some,)), Means.VALUE),
         Pair("view", Construction((2, 12), (seen,)), Means.VALUE),
         Pair("flat", laid_out("table", Layout((8, 6), (8, 6), (0, 1), (48,))), Means.VALUE),
@@ -1041,10 +1049,12 @@ def test_a_converter_makes_what_the_matching_says():
     lines = [line.strip() for line in source.split("\n")]
     assert lines.count("for i in range(3):") == 1
     assert 'port[f"l.{i}.q"] = original[f"h.{i + 1}.q.weight"].T' in lines
-    assert (
-        'port[f"l.{i}.kv"] = np.concatenate([original[f"h.{i + 1}.k.weight"], '
-        'original[f"h.{i + 1}.v.weight"]], axis=1)'
-    ) in lines or "np.concatenate([" in source
+    at = lines.index('port[f"l.{i}.kv"] = np.concatenate([')
+    assert lines[at + 1 : at + 4] == [
+        'original[f"h.{i + 1}.k.weight"],', 'original[f"h.{i + 1}.v.weight"],', "], axis=1)"
+    ]  # fmt: skip
+    # What fits on a line stays on it.
+    assert 'port["pair"] = np.concatenate([original["table"], original["e.5.w"]], axis=0)' in lines
     assert 'port["experts"] = np.stack([original[f"e.{n}.w"] for n in range(3)])' in lines
     assert 'port["odd"] = np.stack([original[f"e.{n}.w"] for n in (0, 2, 5)])' in lines
     assert 'port["mixed"] = np.stack([original["e.2.w"], original["e.0.w"]])' in lines

@@ -655,6 +655,12 @@ def test_shares_of_regions_are_said_where_they_are_not_nearly_all():
     assert FILLED == 0.9 and where(block) == "axis 0: 0-4, axis 1: 0-3"
     block[1, 1] = False
     assert where(block) != "axis 0: 0-4, axis 1: 0-3"
+    # Rows and columns that differ in nearly all layers, and nine of ten pairs of them.
+    layers = np.repeat(~np.eye(10, dtype=bool)[None], 10, axis=0)
+    layers[3, 0, 1] = False
+    assert where(layers) == "everywhere"
+    layers[:, 0, 1] = False
+    assert where(layers) == "89 % of all elements"
     rng = np.random.default_rng(1)
     assert where(np.eye(200) > 0) == "under 1 % of all elements"
     inside = np.zeros((300, 300), bool)

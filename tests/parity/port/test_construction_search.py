@@ -33,6 +33,7 @@ from parity.port.construction_search import (
     CHOICES,
     KEEPS,
     TIED,
+    Question,
     Search,
     _differs,
     _equal_inputs,
@@ -290,6 +291,15 @@ def test_what_the_port_lacks_and_what_is_open_is_counted_and_listed_in_order():
     first, *_ = found.text().split("\n")
     assert first == (
         "search: 1 of 3 parameters of the port are confirmed by a comparison, 2 are open"
+    )
+
+
+@pytest.mark.parametrize(("several", "count"), [(1, ""), (3, " (3 of them)")])
+def test_a_question_says_how_many_parameters_it_is_about(several: int, count: str) -> None:
+    names = tuple(f"idle.{n}.t" for n in range(several))
+    question = Question("idle.{}.t", names, (2, 5), "a.w", "no result depends on it", ("a.w", "b"))
+    assert question.text() == (
+        f"idle.{{}}.t{count} (2, 5), proposed a.w: no result depends on it; fit: a.w, b"
     )
 
 

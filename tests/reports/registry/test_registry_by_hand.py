@@ -564,6 +564,10 @@ def test_a_folder_whose_age_nobody_knows_may_be_the_newest(tmp_path: Path) -> No
     now = datetime.now(UTC).isoformat()
     assert _may_be_newer(tmp_path / "gone", now, [])
     (tmp_path / "old").mkdir()
+    # It may have been written in the moment in which the other run began.
+    then = datetime(2026, 11, 20, tzinfo=UTC)
+    os.utime(tmp_path / "old", (then.timestamp(), then.timestamp()))
+    assert _may_be_newer(tmp_path / "old", then.isoformat(), [])
     os.utime(tmp_path / "old", (0, 0))
     assert not _may_be_newer(tmp_path / "old", now, []) and _may_be_newer(tmp_path / "old", "?", [])
     # A date without its time zone cannot be compared with one that has it.

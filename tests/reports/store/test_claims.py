@@ -308,15 +308,19 @@ def test_a_run_that_was_sent_meanwhile_is_not_sent(
 
 def test_a_run_that_another_process_fetched_meanwhile_is_there_once(tmp_path: Path) -> None:
     store, _ = storage()
+    fetched: list[int] = []
 
     def fetch(request: str, path: str) -> None:
         if request == "list" and store.runs(ROOT):
             store.before = lambda *_: None
-            machine(tmp_path, "writer").refresh()
+            (other := machine(tmp_path, "writer")).refresh()
+            fetched.append((other.copy / NAME).stat().st_ino)
 
     store.before = fetch
     place = publish(tmp_path)
     assert place.name == NAME and (place / MANIFEST).is_file()
+    # Someone may read what was fetched: it is not replaced.
+    assert [place.stat().st_ino] == fetched
     assert not unsent.waiting(place.parent) and assert_whole(store) == {NAME: "a"}
 
 

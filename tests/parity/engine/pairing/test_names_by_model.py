@@ -266,6 +266,9 @@ def test_similarity_is_words_pairs_of_words_numbers_and_a_little_order():
         expected[i, j] += 0.01 * (1 - abs(i / len(ORIGINALS) - j / len(PORTS)))
     # Words are counted in float32.
     assert np.allclose(found, expected, rtol=0, atol=roundoff(16, np.float32))
+    # An only word is as good as several words and their order.
+    several, one = np.diag(similarity(*[["encoder.bias", "logits"]] * 2))
+    assert np.isclose(several, one, rtol=0, atol=roundoff(16, np.float32))
     assert similarity(ORIGINALS, []).shape == (len(ORIGINALS), 0)
     assert similarity([], PORTS).shape == (0, len(PORTS))
 

@@ -189,6 +189,14 @@ def cell(order: tuple[int, ...] = (0, 1, 2)) -> Matching:
     return match_parameters(original, port)
 
 
+def test_a_matrix_without_a_partner_is_no_sum_of_vectors() -> None:
+    """Though the two biases of a cell could be the terms of one."""
+    original = {"cell.bias_ih": BIASES[0], "cell.bias_hh": BIASES[1]}
+    found = match_parameters(original, {"b": BIASES[0] + BIASES[1], "w": ROWS})
+    assert [each.name for each in found.unmatched_port] == ["w"]
+    assert found.by_port["b"].originals == tuple(original)
+
+
 def test_a_matching_says_which_order_and_which_sum() -> None:
     found = cell().by_port
     assert found["w"].means is Means.VALUE

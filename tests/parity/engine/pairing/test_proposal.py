@@ -431,6 +431,9 @@ def test_a_converter_takes_each_parameter_from_its_own_original(seed):
         {"layer_00.w": "b.0.w", "layer_01.w": "b.1.w"},
         {"w{x}": "w{n}", 'w"q': "a\\b", "it's": "new\nline"},
         {"l.10.w": "m.10.w", "l.11.w": "m.11.w"},
+        # Digits of another script, which int() reads too.
+        {"l.1\u0660.w": "m.1\u0660.w", "l.1\u0661.w": "m.1\u0661.w"},
+        {"l.1\u0660.w": "m.w"},
     ],
 )
 def test_a_converter_keeps_names_as_they_are(names):

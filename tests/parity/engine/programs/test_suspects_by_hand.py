@@ -22,6 +22,7 @@ from parity.engine.programs.operations import (
     Unknown,
     _implicated,
     _in_library,
+    _roots,
     _short,
     common_frame,
     first_unknown,
@@ -110,6 +111,23 @@ def test_a_selection_that_masks_nothing_has_no_mask():
     operations = {0: op("scores"), 1: op("ge"), 2: op(SELECT, (1, 0)), 3: op("last", (2,))}
     values = {0: A, 1: np.ones((4, 5), bool), 2: A, 3: D}
     assert suspects(operations, values, [A, MASKED]) == [(3, False, False)]
+
+
+def test_a_mask_that_is_added_in_two_steps_is_not_judged_after_the_first():
+    """The other program adds both at once, so it has no array that only the first one masks."""
+    padding = MASK | (np.arange(20).reshape(4, 5) < 5)
+    assert (padding != MASK).any()
+    operations = {
+        0: op("scores"),
+        1: op("padding"),
+        2: op("add", (0, 1)),
+        3: op("causal"),
+        4: op("add", (2, 3)),
+        5: op("last", (4,)),
+    }
+    first, second = (np.where(kept, 0.0, -np.inf) for kept in (padding, MASK))
+    values = {0: A, 1: first, 2: A + first, 3: second, 4: A + first + second, 5: D}
+    assert suspects(operations, values, [A, MASKED]) == [(5, False, False)]
 
 
 def test_wrong_numbers_behind_a_right_mask_are_wrong_numbers():
@@ -441,6 +459,16 @@ def test_lines_of_libraries_and_of_what_evaluates_a_port_are_no_lines_of_the_por
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.origin is not None
     assert _in_library(spec.origin) is library
+
+
+def test_a_library_of_which_only_a_folder_is_left_has_no_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes the folder for a package without a file."""
+    (tmp_path / "uninstalled").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("uninstalled") is not None
+    assert _roots(("uninstalled", "never_installed")) == ()
 
 
 @pytest.mark.parametrize(
