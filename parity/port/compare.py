@@ -100,7 +100,8 @@ class Port:
     not_compared: Mapping[str, str] = field(default_factory=dict)
     """Outputs of either side that are not compared, by name, with the reason. A name also excludes
     every field below it: `output.cache` excludes `output.cache[0]`. A name may also be that of a
-    parameter of either side without an equal one on the other, such as a second bias of 0."""
+    parameter that only one side has, such as a second bias of 0, but not of one that has a partner
+    of other values."""
     device: str = ""
     """Class of the device in measurements, "cpu" or "cuda"; "" stands for the class of JAX's
     default device."""
@@ -154,11 +155,12 @@ def _compare(port: Port, *, again: bool) -> Report:
     work = Work(port.title, port.work or _digest(port), (*ours.best.stages,), suite=port.name)
     noise, bounds, rows, notices = both.judged(work, port.device, again)
     matching = both.names.matching
-    excused = both.without_equal(port.not_compared)
-    lost = [name for name in both.lost(port.original, noise) if name not in excused]
+    lost = [name for name in both.lost(port.original, noise) if name not in both.declared]
     shown = both.shown_by_derivatives() if _all_hold(rows) else frozenset()
     made = both.made(shown)
-    rows.insert(0, _weights(work, bounds, matching, port.device, lost, {*shown, *made, *excused}))
+    rows.insert(
+        0, _weights(work, bounds, matching, port.device, lost, {*shown, *made, *both.declared})
+    )
     notices = (*original.notices, *ours.notices, *both.alone(), *notices)
     if made:
         notices = (*notices, f"{MADE}: {', '.join(made)}")
@@ -274,6 +276,13 @@ def check_two_sides(port: Port) -> None:
             f"{port.title}: both sides are one object, which is always equal to itself; give the "
             "port its own side"
         )
+    names = port.not_compared
+    if not isinstance(names, Mapping) or not all(
+        isinstance(text, str) for pair in names.items() for text in pair
+    ):
+        raise PortError(
+            f"{port.title}: expected not_compared= as a mapping of names to reasons, got {names!r}"
+        )
     _check_valid(port)
 
 
@@ -321,13 +330,20 @@ def _both_sides(port: Port) -> _Both:
     original = SideRuns(theirs, port.valid, "original", **how)
     ours = SideRuns(mine, port.valid, "port", sums=sums, **how)
     dropped = {*original.dropped.values(), *ours.dropped.values()}
-    apart = _without_equal(matching)
-    if unknown := [n for n in port.not_compared if n not in dropped and n not in apart]:
+    apart = _of_one_side(matching, parameters)
+    declared = frozenset(name for name in port.not_compared if name in apart)
+    if two := [name for name in declared if name in dropped]:
+        raise PortError(
+            f"not_compared names {', '.join(sorted(two))}, which is a parameter and an output, or "
+            "part of an output's name: rename one of the two"
+        )
+    if unknown := [name for name in port.not_compared if name not in {*dropped, *declared}]:
         names = [*original.best.outputs, *original.best.exact, *original.best.unread]
         raise PortError(
-            f"not_compared names {', '.join(unknown)}, which no side returns; expected outputs "
+            f"not_compared names {', '.join(unknown)}, which no side returns, and which is no "
+            "parameter that only one side has; expected outputs "
             f"such as {', '.join(names)}"
-            + (f", or parameters that only one side has: {', '.join(apart)}" if apart else "")
+            + (f", or parameters such as {', '.join(apart)}" if apart else "")
         )
     if empty := [name for name, reason in port.not_compared.items() if not reason.strip()]:
         raise PortError(
@@ -350,7 +366,7 @@ def _both_sides(port: Port) -> _Both:
     returned = original.best.outputs, ours.best.outputs
     stages = original.best.stages, ours.best.stages
     alignment = align(*stages, outputs=returned, pins=port.pins)
-    return _Both(Correspondence(alignment, matching), original, ours)
+    return _Both(Correspondence(alignment, matching), original, ours, declared)
 
 
 @dataclass
@@ -360,6 +376,8 @@ class _Both:
     names: Correspondence
     original: SideRuns
     port: SideRuns
+    declared: frozenset[str] = frozenset()
+    """Parameters that only one side has, and that the case excludes (`Port.not_compared`)."""
 
     def differentiate(self, port: Port) -> None:
         """Repeat the runs of both sides with derivatives: those of `port.loss`, or, without a loss,
@@ -427,11 +445,6 @@ class _Both:
             for name in fresh
             if np.any(gradients.get(name, 0)) and _of_the_original(name) not in rounding
         ]
-
-    def without_equal(self, names: Iterable[str]) -> list[str]:
-        """Return those of `names` that are parameters without an equal one on the other side."""
-        apart = _without_equal(self.names.matching)
-        return [name for name in names if name in apart]
 
     def made(self, shown: Collection[str]) -> list[str]:
         """Return the names of the port's parameters that an exporter computed from the original's
@@ -569,7 +582,8 @@ class _Both:
         """
         failing = [row for row in rows if row.verdict is Verdict.FAIL]
         wrong = [p for p in self.names.matching.pairs if not (p.is_equal or p.is_reordered)]
-        if not failing or wrong or self.names.matching.unmatched_port:
+        alone = [e.name for e in self.names.matching.unmatched_port if e.name not in self.declared]
+        if not failing or wrong or alone:
             return False
         largest = PortBounds.of(*(noise[s].enlarged(STUDENT) for s in ("original", "port")))
         return all(
@@ -823,14 +837,13 @@ class _Both:
             if port.gradients and not runs.best.gradients:
                 without_derivatives = f"the {side} has no trained parameter"
         left_out = {name: port.not_compared[by] for name, by in self.original.dropped.items()}
-        apart = self.without_equal(port.not_compared)
         return ledger_of(
             rows,
             self.original.best,
             self.partners(),
             self.names.matching,
             left_out=left_out,
-            parameters={name: port.not_compared[name] for name in apart},
+            parameters={n: port.not_compared[n] for n in port.not_compared if n in self.declared},
             inputs=list(floating(port.original.inputs())),
             without_derivatives=without_derivatives,
         )
@@ -1006,9 +1019,12 @@ def _not_the_original_s(matching: Matching) -> list[str]:
     return other + [entry.name for entry in matching.unmatched_port]
 
 
-def _without_equal(matching: Matching) -> list[str]:
-    """Return the parameters of either side that no parameter of the other side is equal to."""
-    return _not_the_original_s(matching) + [e.name for e in matching.unmatched_original]
+def _of_one_side(matching: Matching, parameters: Sequence[Mapping[str, np.ndarray]]) -> list[str]:
+    """Return the parameters of either side that have no partner, not even one of other values, and
+    whose name the other side does not have."""
+    theirs, ours = parameters
+    apart = [entry.name for entry in matching.unmatched_port if entry.name not in theirs]
+    return apart + [e.name for e in matching.unmatched_original if e.name not in ours]
 
 
 def _all_hold(rows: Sequence[Measurement]) -> bool:

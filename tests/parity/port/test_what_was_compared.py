@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -426,24 +427,68 @@ def test_a_parameter_that_only_one_side_needs_can_be_declared(swapped: bool) -> 
     assert "not compared: parameter b_hh: the other side keeps one bias" in report.text()
 
 
+def sides_of(*modules: torch.nn.Module) -> list[TorchSide]:
+    return [TorchSide(module, ROWS) for module in modules]
+
+
 def test_a_declared_parameter_hides_no_other_and_no_result() -> None:
-    other = ONE + np.float32(1)
-    sides = (
-        TorchSide(Biased(b=ONE), ROWS),
-        TorchSide(Biased(b=ONE, c=NONE, d=NONE), ROWS),
-    )
+    sides = sides_of(Biased(b=ONE), Biased(b=ONE, c=NONE, d=NONE))
     report = compare(Port("p", *sides, not_compared={"c": "why"}))
     assert not report.holds and "not the original's: d" in report.text()
-    wrong = TorchSide(Biased(b=ONE), ROWS), TorchSide(Biased(b=other), ROWS)
-    report = compare(Port("p", *wrong, not_compared={"b": "why"}))
+    moved = sides_of(Biased(b=ONE), Biased(b=ONE, c=ONE))
+    report = compare(Port("p", *moved, not_compared={"c": "why"}))
     assert {row.quantity for row in report.failures} >= {"output"}
-    with pytest.raises(PortError, match=r"names weight, which no side .* that only one .*: c, d$"):
+    told = r"names weight, which no side .* that only one .*or parameters such as c, d$"
+    with pytest.raises(PortError, match=told):
         compare(Port("p", *sides, not_compared={"weight": "why"}))
-    equal = TorchSide(Biased(b=ONE), ROWS), TorchSide(Biased(b=ONE), ROWS)
-    with pytest.raises(PortError, match=r"expected outputs such as output$"):
-        compare(Port("p", *equal, not_compared={"b": "why"}))
     with pytest.raises(PortError, match="no reason for c"):
         compare(Port("p", *sides, not_compared={"c": ""}))
+
+
+@pytest.mark.parametrize("other", [ONE + np.float32(1), ONE[::-1].copy(), ONE])
+def test_a_parameter_that_both_sides_have_cannot_be_declared(other: np.ndarray) -> None:
+    """With other values, in another order, or equal."""
+    sides = sides_of(Biased(b=ONE), Biased(b=other))
+    with pytest.raises(PortError, match="names b, which no side returns, and which is no par"):
+        compare(Port("p", *sides, not_compared={"b": "why"}))
+
+
+def test_a_name_that_both_sides_have_declares_no_parameter_of_one() -> None:
+    """Each has a bias `c` that the other lacks: one reason would be for two."""
+    sides = sides_of(Biased(b=ONE, c=NONE), Biased(b=ONE, c=NONE[:1]))
+    with pytest.raises(PortError, match="names c, which no side returns, and which is no par"):
+        compare(Port("p", *sides, not_compared={"c": "why"}))
+
+
+class Named(Biased):
+    """A map whose result and one of whose parameters have one name."""
+
+    def __init__(self, **biases: np.ndarray) -> None:
+        super().__init__(**biases)
+        self.output = torch.nn.Module()
+        self.output.y = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = super().forward(x) + self.output.y
+        return {"y": y, "z": y * 2}
+
+
+def test_a_name_of_a_parameter_and_a_result_is_refused() -> None:
+    """Else the reason for the parameter would hide the result."""
+    original = TorchSide(Biased(b=ONE), ROWS, call=lambda module, x: {"y": module(x), "z": x})
+    port = TorchSide(Named(b=ONE), ROWS)
+    with pytest.raises(PortError, match=r"names output\.y, which is a parameter and an output"):
+        compare(Port("p", original, port, not_compared={"output.y": "a second bias"}))
+
+
+@pytest.mark.parametrize("names", [["c"], "c", {"c": None}, {1: "why"}])
+def test_what_is_no_mapping_of_names_to_reasons_is_refused(
+    names: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    sides = sides_of(Biased(b=ONE), Biased(b=ONE, c=NONE))
+    with pytest.raises(PortError, match="not_compared= as a mapping of names to reasons, got"):
+        compare(Port("p", *sides, not_compared=names))
 
 
 @pytest.mark.parametrize(
