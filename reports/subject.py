@@ -7,6 +7,7 @@ Source: ARCHITECTURE.md "Subjects".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -227,12 +228,22 @@ def register(subject: Subject) -> None:
     """Add a subject: nights measure it, and pages show it.
 
     Raises:
-        ValueError: a registered subject has the name, a part or a suite of this one, or both have a
-            model.
+        ValueError: a registered subject has the name, a part, a suite or the section of this one,
+            or both have a model; a part has no name in parentheses, or no suite of its own.
     """
+    # A part with the name of a case, or with another part's suite, could hide that one's loss.
+    names, suites = [part.name for part in subject.parts], _suites(subject)
+    wrong = [name for name in names if not (name[:1] == "(" and name[-1:] == ")")]
+    if wrong or len({*names}) < len(names) or len({*suites}) < len(suites) or "" in suites:
+        raise ValueError(
+            f"expected parts of {subject.name!r} with different names in parentheses, such as "
+            f"(mesh), and a suite for each, received names {names} and suites {suites}"
+        )
     for other in _SUBJECTS:
         both = {part.name for part in subject.parts} & {part.name for part in other.parts}
         both |= {*_suites(subject)} & {*_suites(other)}
+        if subject.section and other.section and subject.section.id == other.section.id:
+            both.add(f"section {subject.section.id}")
         if subject.name == other.name or both or (subject.model and other.model):
             what = ", ".join(sorted(both)) or ("model" if subject.model else "name")
             raise ValueError(
@@ -270,7 +281,9 @@ def parts() -> tuple[Part, ...]:
 
 def suite_of_part(name: str) -> str:
     """Return the suite of a part of a plan: that of the model for one of its cases."""
-    return {part.name: part.suite for part in parts()}.get(name, main().suite)
+    known = {part.name: part.suite for part in parts()}
+    # A part of a subject that is registered on another machine is no case of the model.
+    return known.get(name, name[1:-1] if name.startswith("(") else main().suite)
 
 
 def live_suites() -> frozenset[str]:
@@ -284,25 +297,49 @@ def measured() -> dict[str, Callable[[Reference, Log, Collection[str]], SuiteRun
     Raises:
         ValueError: a part has no function, or a function no part: it would never be measured.
     """
-    return _by_part({n: f for s in _SUBJECTS for n, f in s.suites().measure.items()}, "measure")
+    return _by_part({s.name: s.suites().measure for s in _SUBJECTS}, "measure")
 
 
 def names_by_part() -> dict[str, set[str]]:
     """Return the names that `--case` accepts besides cases of the model, by part of the plan.
 
     Raises:
-        ValueError: a part has no names, or names have no part.
+        ValueError: a part has no names, or names have no part, or a name is that of a case or of
+            another part: it would select only one of the two.
     """
-    return _by_part({n: names for s in _SUBJECTS for n, names in s.suites().names.items()}, "names")
+    found = _by_part({s.name: s.suites().names for s in _SUBJECTS}, "names")
+    counts = Counter(name for names in found.values() for name in names)
+    counts.update(case.name for case in model().cases)
+    if twice := sorted(name for name, times in counts.items() if times > 1):
+        raise ValueError(
+            f"expected each name of a case in one part alone, but several have {', '.join(twice)}: "
+            "rename it in one subject"
+        )
+    return found
 
 
 def tables() -> Tables:
-    """Return the tolerances and known differences of all subjects."""
+    """Return the tolerances and known differences of all subjects.
+
+    Raises:
+        ValueError: two known differences have one id.
+    """
     every = [subject.tables() for subject in _SUBJECTS]
-    return Tables(
-        [row for each in every for row in each.tolerances],
-        [one for each in every for one in each.known_differences],
-    )
+    known = [one for each in every for one in each.known_differences]
+    if twice := sorted(n for n, times in Counter(one.id for one in known).items() if times > 1):
+        raise ValueError(
+            f"expected known differences with different ids, received several of {', '.join(twice)}"
+        )
+    return Tables([row for each in every for row in each.tolerances], known)
+
+
+def suites_of_known_differences() -> dict[str, tuple[str, ...]]:
+    """Return the suites of the subject of each known difference, by its id."""
+    return {
+        one.id: _suites(subject)
+        for subject in _SUBJECTS
+        for one in subject.tables().known_differences
+    }
 
 
 def former_suite(m: Measurement) -> str:
@@ -310,16 +347,27 @@ def former_suite(m: Measurement) -> str:
     return next(filter(None, (s.former_suite(m) for s in _SUBJECTS)), main().suite)
 
 
-def _by_part(found: Mapping[str, T], what: str) -> dict[str, T]:
-    """Return `found` in the order of the plan; it must have every part that no `Model` measures."""
-    own = [part.name for part in parts() if part.name not in _LAST]
-    if wrong := sorted({*own} ^ found.keys()):
-        raise ValueError(
-            f"expected `Suites.{what}` for each part of a subject and no other, but these are in "
-            f"only one of the two: {', '.join(wrong)}"
-        )
-    return {name: found[name] for name in own}
+def _by_part(found: Mapping[str, Mapping[str, T]], what: str) -> dict[str, T]:
+    """Return what the subjects have for their parts, in the order of the plan.
+
+    Args:
+        found: By name of the subject, and by part; probes and controls are in `Model` instead.
+        what: Field of `Suites` that it is, for the error.
+
+    Raises:
+        ValueError: a subject lacks one of its parts, or has another's.
+    """
+    for subject in _SUBJECTS:
+        own = {part.name for part in subject.parts if part.name not in _LAST}
+        if wrong := sorted(own ^ found[subject.name].keys()):
+            raise ValueError(
+                f"expected `Suites.{what}` of {subject.name!r} for each of its parts and no other, "
+                f"but these are in only one of the two: {', '.join(wrong)}"
+            )
+    merged = {name: one for each in found.values() for name, one in each.items()}
+    return {part.name: merged[part.name] for part in parts() if part.name in merged}
 
 
 def _suites(subject: Subject) -> tuple[str, ...]:
-    return tuple(filter(None, (subject.suite, *(part.suite for part in subject.parts))))
+    own = (subject.suite,) if subject.model else ()
+    return (*own, *(part.suite for part in subject.parts))

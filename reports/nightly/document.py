@@ -9,7 +9,8 @@ from typing import Any
 
 from parity.engine.measure.measurement import Kind, Measurement, Verdict
 from reports.store.manifest import Manifest
-from reports.subject import tables
+from reports.subject import suites_of_known_differences, tables
+from reports.verdict.replays import suite_of
 
 
 def with_tables(manifest: Manifest, rows: Sequence[Measurement]) -> Manifest:
@@ -35,7 +36,12 @@ def known_differences(measurements: Sequence[Measurement]) -> tuple[dict[str, An
     "holds" is present only if the difference is among `measurements`, "value" only if its measured
     value is finite, too.
     """
-    values = {m.quantity: m for m in measurements if m.kind is Kind.KNOWN_DIFFERENCE}
+    suites = suites_of_known_differences()
+    values = {
+        m.quantity: m
+        for m in measurements
+        if m.kind is Kind.KNOWN_DIFFERENCE and suite_of(m) in suites.get(m.quantity, ())
+    }
     entries = []
     for difference in tables().known_differences:
         m = values.get(difference.id)

@@ -69,24 +69,42 @@ def items_of(options: Options) -> list[Item]:
     inputs = contents([*names, *live])
     shards = [replace(options, shard=Shard(i, len(plan))) for i in range(1, len(plan) + 1)]
     return [
-        Item(part, f"{__name__}:measure", {"options": one.to_json()}, needs, True, inputs)
+        Item(
+            part,
+            f"{__name__}:measure",
+            {"options": one.to_json(), "part": part},
+            needs,
+            True,
+            inputs,
+        )
         for part, one in zip(plan, shards, strict=True)
     ]
 
 
-def measure(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+def measure(folder: Path, options: Mapping[str, Any], part: str) -> dict[str, Any]:
     """Measure one part of a night on a worker, and leave its run folder in `folder`.
 
     Args:
         folder: Output folder of the worker.
         options: `Options.to_json` of the part.
+        part: Name of the part.
 
     Returns:
         {"lines": [...]}: the indented lines of the part's report, which the driver repeats.
+
+    Raises:
+        ValueError: the part is another one here, where other subjects are registered.
     """
     lines: list[str] = []
+    asked = Options.from_json(folder, options)
+    here = asked.shard.part_of(plan_of(asked)) if asked.shard else ()
+    if here != (part,):
+        raise ValueError(
+            f"expected to measure {part}, but by the subjects registered on this machine the part "
+            f"{asked.shard} is {', '.join(here)}: install the same version on all machines"
+        )
     with model().unchecked():
-        nightly(Options.from_json(folder, options), lines.append)
+        nightly(asked, lines.append)
     return {"lines": [line for line in lines if line.startswith("  ")]}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -34,6 +34,8 @@ from reports.subject import (
     model,
     names_by_part,
     parts,
+    suite_of_part,
+    tables,
 )
 from reports.suite_run import SuiteRun
 from reports.verdict.levels import spreads_of
@@ -108,6 +110,8 @@ def nightly(options: Options, report: Log, step: Step = lambda *_: None) -> Outc
     started = datetime.now(UTC)
     start = Start.now([options.checkpoint])
     subject, functions = model(), measured()
+    # An error of a table is raised before the work, since run.json needs all of them.
+    tables()
     cases = {case.name: case for case in select_cases(options)}
     selection, plan = _selection(options), plan_of(options)
     todo = options.shard.part_of(plan) if options.shard else plan
@@ -127,7 +131,7 @@ def nightly(options: Options, report: Log, step: Step = lambda *_: None) -> Outc
             suites.append(subject.measure(own, reference, report, at))
         for part in (part for part in todo if part in functions):
             at(todo.index(part))
-            suites.append(functions[part](reference, report, selection[part]))
+            suites.append(_measured(part, functions[part], reference, report, selection[part]))
     if PROBES_PART in todo:
         at(todo.index(PROBES_PART))
         suites.append(subject.probe(checkpoint, loaded, report))
@@ -160,6 +164,30 @@ def nightly(options: Options, report: Log, step: Step = lambda *_: None) -> Outc
     )
     start.check()
     return store(options.out, run, report)
+
+
+def _measured(
+    part: str,
+    function: Callable[[Any, Log, Collection[str]], SuiteRun],
+    reference: Reference,
+    report: Log,
+    only: Collection[str],
+) -> SuiteRun:
+    """Measure a part of the plan by a subject's function.
+
+    An error, or a result that is not of the suite of the part, leaves the suite incomplete; what
+    other parts measured is kept.
+    """
+    name = suite_of_part(part)
+    try:
+        suite: Any = function(reference, report, only)
+        if not isinstance(suite, SuiteRun) or suite.name != name:
+            what = getattr(suite, "name", type(suite).__name__)
+            raise TypeError(f"expected a SuiteRun of suite {name}, received {what}")
+    except Exception as error:
+        suite = SuiteRun(name, planned=1, reason=f"{type(error).__name__}: {error}"[:400])
+        report(f"  {name}: did not finish: {suite.reason}")
+    return suite
 
 
 def _with_time_left(

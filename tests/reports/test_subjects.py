@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from parity.engine.measure.contract import Gate
+from parity.engine.measure.measurement import Kind
 from parity.megalodon.known_differences import KNOWN_DIFFERENCES
 from parity.tolerances import MESHES, PORTS, TABLE
 from reports import subject as module
+from reports.nightly.document import known_differences
 from reports.nightly.run import Options, nightly, plan_of
 from reports.page.render import render
 from reports.registry.lookup import judge_stored
@@ -93,9 +95,10 @@ def test_a_subject_that_is_not_registered_is_on_no_page(tmp_path: Path) -> None:
     [
         ({"parts": (Part("(mesh)", "toy"),)}, r"\(mesh\)"),
         ({"parts": (Part("(toy)", "mesh"),)}, "mesh"),
-        ({"suite": "controls"}, "controls"),
+        ({"parts": (Part("(toy)", "controls"),)}, "controls"),
         ({"name": "meshes"}, "name"),
-        ({"model": module.main().model}, "model"),
+        ({"model": module.main().model, "suite": "toys"}, "model"),
+        ({"section": module.registered()[1].section}, "section architectures"),
     ],
 )
 def test_subjects_share_neither_name_nor_part_nor_suite_nor_model(
@@ -124,6 +127,118 @@ def test_a_part_that_would_never_be_measured_is_an_error(
         nightly(Options(tmp_path / "runs", reference="recorded"), quiet)
     assert str(told.value).endswith(f"only one of the two: {wrong}")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("register_is_restored")
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (Part("large_mean", "toy"),),
+        (Part("toy)", "toy"),),
+        (Part("(toy", "toy"),),
+        (Part("(toy)", ""),),
+        (Part("(toy)", "toy"), Part("(toy)", "toys")),
+        (Part("(toy)", "toy"), Part("(toys)", "toy")),
+    ],
+    ids=["as a case", "unopened", "unclosed", "no suite", "one name", "one suite"],
+)
+def test_parts_have_names_and_suites_of_their_own(parts: tuple[Part, ...], tmp_path: Path) -> None:
+    """Else one could hide that the other was not measured."""
+    with pytest.raises(ValueError, match="names in parentheses, such as"):
+        register(toy(tmp_path, parts=parts))
+    assert module.registered()[-1].name == "meshes"
+
+
+@pytest.mark.usefixtures("register_is_restored")
+@pytest.mark.parametrize("name", ["large_mean", "mesh megalodon", "mxfp8"])
+def test_a_case_has_one_subject(name: str, tmp_path: Path) -> None:
+    """`--case` would select the one and say that the other was measured."""
+    made = toy(tmp_path)
+    suites = replace(made.suites(), names={"(toy)": {"toy a", name}})
+    register(replace(made, suites=lambda: suites))
+    with pytest.raises(ValueError, match=f"several have {name}: rename"):
+        plan_of(Options(tmp_path, cases=(name,), reference="recorded"))
+
+
+@pytest.mark.usefixtures("register_is_restored")
+def test_no_subject_measures_the_part_of_another(tmp_path: Path) -> None:
+    made = toy(tmp_path)
+    measure = made.suites().measure
+    suites = replace(made.suites(), measure={**measure, "(mesh)": measure["(toy)"]})
+    register(replace(made, suites=lambda: suites))
+    with pytest.raises(ValueError, match=r"of 'a toy' .* only one of the two: \(mesh\)$"):
+        nightly(Options(tmp_path / "runs", ("mesh megalodon",), "recorded"), quiet)
+
+
+def broken(*_: Any) -> Any:
+    raise KeyError("of the toy")
+
+
+@pytest.mark.usefixtures("register_is_restored")
+@pytest.mark.parametrize(
+    ("measure", "why"),
+    [
+        (broken, "KeyError: 'of the toy'"),
+        (lambda *_: None, "TypeError: expected a SuiteRun of suite toy, received NoneType"),
+        (lambda *_: SuiteRun("mesh", 1, 1), "expected a SuiteRun of suite toy, received mesh"),
+    ],
+)
+def test_a_part_that_raises_costs_itself_alone(measure: Any, why: str, tmp_path: Path) -> None:
+    made = toy(tmp_path)
+    healthy = made.suites().measure["(toy)"]
+    parts = (*made.parts, Part("(toys)", "toys"))
+    names = {"(toy)": {"toy a"}, "(toys)": {"toys a"}}
+
+    def second(*_: Any) -> SuiteRun:
+        suite = healthy(None, quiet, ["toys a"])
+        rows = [replace(row, suite="toys") for row in suite.measurements]
+        return replace(suite, name="toys", measurements=rows, contract=list(map(Gate.of, rows)))
+
+    suites = Suites({"(toy)": measure, "(toys)": second}, names)
+    register(replace(made, parts=parts, suites=lambda: suites))
+    lines: list[str] = []
+    options = Options(tmp_path / "runs", ("toy a", "toys a"), "recorded")
+    outcome = nightly(options, lines.append)
+    [toys, other] = sorted(outcome.run.manifest.suites, key=lambda suite: suite.name)
+    assert (toys.name, toys.planned, toys.executed) == ("toy", 1, 0) and why in toys.reason
+    assert other.whole and [m.case for m in outcome.run.measurements] == ["toys a"]
+    assert outcome.decision is not None and outcome.decision.word is Word.INCOMPLETE
+    assert f"  toy: did not finish: {toys.reason}" in lines
+
+
+@pytest.mark.usefixtures("register_is_restored")
+def test_a_broken_table_is_an_error_before_the_work(tmp_path: Path) -> None:
+    register(toy(tmp_path, tables=broken))
+    lines: list[str] = []
+    with pytest.raises(KeyError, match="of the toy"):
+        nightly(Options(tmp_path / "runs", ("toy a",), "recorded"), lines.append)
+    assert lines == [] and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("register_is_restored")
+def test_a_known_difference_is_that_of_its_subject(tmp_path: Path) -> None:
+    first = KNOWN_DIFFERENCES[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_SUBJECTS", list(module._SUBJECTS))
+        register(toy(tmp_path, tables=lambda: Tables((), (first,))))
+        with pytest.raises(ValueError, match=f"received several of {first.id}$"):
+            module.tables()
+    register(toy(tmp_path, tables=lambda: Tables((), (replace(first, id="of a toy"),))))
+    known = {"kind": Kind.KNOWN_DIFFERENCE, "value": 0.5}
+    rows = [
+        measurement(case="seams", suite="toy", quantity=first.id, **known),
+        measurement(case="toy a", suite="toy", quantity="of a toy", **known),
+        measurement(case="seams", suite="seams", quantity=KNOWN_DIFFERENCES[1].id, **known),
+    ]
+    told = {entry["id"]: entry.get("value") for entry in known_differences(rows)}
+    measured = {"of a toy", KNOWN_DIFFERENCES[1].id}
+    assert {name for name, value in told.items() if value is not None} == measured
+
+
+def test_a_part_that_is_registered_elsewhere_is_no_case_of_the_model() -> None:
+    assert module.suite_of_part("(mesh)") == "mesh"
+    assert module.suite_of_part("large_mean") == "parity"
+    assert module.suite_of_part("(a toy)") == "a toy"
 
 
 def test_a_night_has_the_parts_and_tables_of_all_its_subjects() -> None:

@@ -338,9 +338,10 @@ def test_items_of_a_night_are_its_parts_with_its_options(monkeypatch: pytest.Mon
                 "checkpoint": None,
                 "fault": "rope_sign",
                 "device": "cpu",
-            }
+            },
+            "part": part,
         }
-        for i in (1, 2)
+        for i, part in ((1, "plain"), (2, "stream"))
     ]
     # A worker takes as many parts at a time as its memory holds.
     # The flag goes with the part, since the GPU may be another machine's.
@@ -621,8 +622,15 @@ def test_parts_are_measured_without_the_checks_of_traced_programs(
 
     monkeypatch.setattr(megalodon_jax, "traced_checks", checks)
     monkeypatch.setattr(fan_out, "nightly", lambda options, report: report("  a line"))
-    options = Options(tmp_path, cases=("plain",), reference="recorded").to_json()
-    assert fan_out.measure(tmp_path, options) == {"lines": ["  a line"]} and asked == [False]
+    whole = Options(tmp_path, cases=("plain", "stream"), reference="recorded")
+    options = replace(whole, shard=Shard(2, 2)).to_json()
+    done = fan_out.measure(tmp_path, options, "stream")
+    assert done == {"lines": ["  a line"]} and asked == [False]
+    # With other subjects than the driver's, or without a shard, it would measure something else.
+    for other, part in ((options, "plain"), (whole.to_json(), "stream")):
+        with pytest.raises(ValueError, match=f"expected to measure {part}, but by the subjects"):
+            fan_out.measure(tmp_path, other, part)
+    assert asked == [False]
 
 
 def test_a_night_takes_at_least_as_long_as_its_longest_part() -> None:
