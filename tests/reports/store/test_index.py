@@ -580,6 +580,20 @@ def test_the_index_of_another_version_is_written_anew(tmp_path: Path, document: 
     assert [line.name for line in index.read_lines(tmp_path / INDEX)] == [folder.name]
 
 
+def test_another_process_trusts_the_combined_files_that_were_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading all of them again takes seconds in each list of many runs."""
+    write_run(tmp_path, night(1))
+    before = list_runs(tmp_path)[0]
+    list_runs(tmp_path)
+    index._seen.clear()
+    looks: list[Path] = []
+    read = gathered.read_bytes
+    monkeypatch.setattr(gathered, "read_bytes", lambda p, n: (looks.append(p), read(p, n))[1])
+    assert list_runs(tmp_path)[0] == before and looks == []
+
+
 def test_an_index_that_another_process_wrote_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / INDEX
     for name in ("a", "b"):

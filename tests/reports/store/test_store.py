@@ -463,6 +463,13 @@ def test_a_manifest_with_a_part_of_another_type_is_named(tmp_path: Path, part) -
     assert str(folder / "run.json") in why
 
 
+@pytest.mark.parametrize("executed", range(3))
+def test_a_suite_that_does_not_say_what_it_planned_is_not_whole(executed: int) -> None:
+    parity = {"name": "parity", "status": "ran", "executed": executed}
+    [suite] = run(suites=[parity]).manifest.suites
+    assert (suite.planned, suite.whole) == (0, False)
+
+
 def test_null_in_a_manifest_is_what_is_not_there(tmp_path: Path) -> None:
     folder = write_run(tmp_path, run())
     parts = ("host", "flags", "versions", "device", "reference", "suites", "stability")

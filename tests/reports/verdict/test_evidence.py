@@ -315,6 +315,16 @@ def test_a_night_of_a_few_cases_is_no_anchor(tmp_path: Path) -> None:
     assert anchor.id == whole.name
 
 
+def test_no_night_is_compared_with_itself_or_a_later_one(tmp_path: Path) -> None:
+    nights = [night(day=day, host=HERE) for day in (2, 3, 4)]
+    for made in nights:
+        write_run(tmp_path, made)
+    assert anchors_of(tmp_path, nights[0], Pins()) == ()
+    # Negative control: for the last one, the first is.
+    [anchor] = anchors_of(tmp_path, nights[2], Pins())
+    assert anchor.id == nights[0].id
+
+
 def test_a_pin_of_another_machine_leaves_a_machine_its_anchor(tmp_path: Path, pinned) -> None:
     """An anchor is asked for although somebody pinned a run, and not where it was of this one."""
     root = tmp_path / "runs"

@@ -221,6 +221,16 @@ def test_a_damaged_pin_still_protects_the_run_it_names(path: Path) -> None:
     assert pins.pinned_ids() == {night().id}
 
 
+def test_a_pin_that_is_written_in_another_style_protects_its_run(path: Path) -> None:
+    """Spaces before colons and escaped characters are JSON too."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    text = json.dumps(document, separators=(" , ", " : "))
+    text = text.replace(night().id, "\\u0032" + night().id[1:])
+    path.write_text(text, encoding="utf-8")
+    assert len(pins.load("cpu").pins) == 1
+    assert pins.pinned_ids() == {night().id}
+
+
 def test_the_newest_pin_is_the_one_that_was_pinned_last_whatever_run_it_names(path: Path) -> None:
     path.unlink()
     dates = {"a-run": "2026-11-03"} | dict.fromkeys(("c-run", "e-run", "b-run", "d-run"), PINNED)
