@@ -843,6 +843,11 @@ def test_kernels_with_heads_are_matrices_that_lie_the_other_way():
     # Of other endings it is reshaped.
     plain = none.layout("q.table", "q.embedding", (6, 10), (2, 3, 10))
     assert np.array_equal(plain(x), x.reshape(2, 3, 10))
+    turnable = none.layout("q.table", "q.embedding", (6, 10), (2, 5, 6))
+    assert np.array_equal(turnable(x), x.reshape(2, 5, 6))
+    # A bias has nothing to turn.
+    bias = none.layout("q.bias", "q.bias", (6,), (2, 3))
+    assert np.array_equal(bias(x[:, 0]), x[:, 0].reshape(2, 3))
     merged = none.layout("q.weight", "q.kernel", (4, 15), (6, 10))
     assert np.array_equal(merged(x.reshape(4, 15)), x)
 

@@ -747,10 +747,17 @@ def test_a_stage_that_uses_no_shared_parameter_or_no_input_is_a_table(dtype: typ
     assert np.array_equal(inputs["mask"], given["mask"]) and inputs["length"] == 3
     if np.issubdtype(dtype, np.integer):
         assert inputs["ids"].tolist() == [[2, 1]]
-    # A side that runs with other parameters alone is as unable as one that runs with neither.
-    for unable in (Scripted(refusing()), Exact(refusing())):
+    # A side that runs with one of the two alone is as unable as one that runs with neither.
+    for unable in (Scripted(refusing()), Exact(refusing()), Fed(refusing())):
         with pytest.raises(SideError, match="cannot run with other parameters and inputs"):
             _depending(SideRuns(unable, None), pairs)
+
+
+class Fed(Scripted):
+    """A side that runs with other inputs, and with no other parameters."""
+
+    def with_inputs(self, change: Callable[[np.ndarray], np.ndarray]) -> Fed:
+        return self
 
 
 @dataclass

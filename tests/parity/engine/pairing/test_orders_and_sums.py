@@ -241,6 +241,13 @@ def test_a_constant_bias_follows_the_matrix_of_its_length_alone() -> None:
     assert beside["cell.out"] != "cell.out" and beside["cell.bias"] == alone
 
 
+def test_a_bias_of_two_parts_does_not_follow_the_matrix_of_their_module() -> None:
+    """Neither part has as many elements as the matrix has rows."""
+    parts = {"cell.first": BIASES[0][:HIDDEN], "cell.second": BIASES[0][HIDDEN:]}
+    found = orders_with(parts, {"cell.bias": BIASES[0]})
+    assert all(name in found["cell.bias"] for name in parts)
+
+
 def test_a_constant_bias_that_follows_a_matrix_is_said_to_be_both() -> None:
     port = {"cell.kernel": gates(GATES), "cell.bias": ZEROS}
     found = match_parameters({"cell.weight": GATES, "cell.bias": ZEROS}, port)

@@ -288,6 +288,16 @@ def test_a_fusion_is_of_the_module_of_its_name_and_each_part_is_used_once():
     assert [*made.values()] == [("m.q.weight", "m.k.weight")] and len(left) == 1
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_matrices_of_several_lengths_are_fused_the_other_way_round(back):
+    """As of an attention with fewer keys than queries, in which no matrix is square."""
+    original = numbered({f"m.{n}.weight": (rows, 6) for n, rows in (("q", 8), ("k", 4), ("v", 4))})
+    port = {"m.qkv.kernel": np.concatenate([*original.values()]).T}
+    sides = (port, original) if back else (original, port)
+    result, _ = converted(propose(sides[0], unconverted(sides[1])), sides[0])
+    assert agrees(result, sides[1])
+
+
 def test_what_names_do_not_tell_apart_keeps_its_order():
     """The parts of a fusion, and two parameters that may be one."""
     original = {f"m.{name}.weight": (6, 6) for name in "ba"}
