@@ -285,7 +285,7 @@ def _series(keys: Sequence[Key], runs: int, answer: Columns) -> dict[Key, tuple[
 def _past(run: Run, window: Sequence[RunInfo], answer: Columns) -> dict[Key, Past]:
     machine = run.manifest.environment.machine
     alike = [i for i, old in enumerate(window) if old.manifest.environment.machine == machine]
-    if not answer or not alike:
+    if not answer:
         return {}
     # If a gate of a case failed in a run, the values of that case in that run show a bug, not
     # noise, and a repaired run must not be judged by them. A share that is NaN did not hold.

@@ -270,8 +270,6 @@ def _block_note(indices: np.ndarray, axis: Axis, n: int) -> str:
 
 def _padding(differs: np.ndarray, cared: np.ndarray, valid: np.ndarray | None) -> str:
     """Return "no padding", "padding too" or `ALL_PADDING`; empty if no padding was compared."""
-    if valid is None or np.shape(valid) != differs.shape[: np.ndim(valid)]:
-        return ""
     padded = ~_expanded(valid, differs.shape)
     if not (padded & cared).any():
         return ""

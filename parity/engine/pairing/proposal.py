@@ -216,8 +216,6 @@ def _siblings(
         rest_o, rest_p = _rest(shapes_o, shapes_p, made)
         wholes, parts = (rest_p, rest_o) if port_is_whole else (rest_o, rest_p)
         groups = list(_groups(parts))
-        if not groups or not wholes:
-            continue
         options = []
         for name, shape in wholes.items():
             fitting = [
