@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -1189,6 +1190,10 @@ def test_a_module_in_one_file_is_an_input(tmp_path: Path, monkeypatch: pytest.Mo
     file.write_text("x = 1", encoding="utf-8")
     assert inputs.changed(known) == ["module:in_one_file"]
     assert inputs.content("module:sys") == inputs.MISSING
+    made = types.ModuleType("of_no_file")
+    made.__spec__ = ModuleSpec("of_no_file", None)
+    monkeypatch.setitem(sys.modules, "of_no_file", made)
+    assert inputs.content("module:of_no_file") == inputs.MISSING
 
 
 def test_a_content_is_of_names_and_bytes(tmp_path: Path) -> None:

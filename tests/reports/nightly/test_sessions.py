@@ -58,6 +58,13 @@ def collector(tmp_path: Path, judged: bool = True, **options: str) -> Collector:
     return Collector(Config(tmp_path, **options), tmp_path / "runs", judged)  # pyright: ignore
 
 
+def test_the_plugin_needs_no_xdist(tmp_path: Path) -> None:
+    """pytest refuses a hook that none of its plugins calls, unless the hook is optional."""
+    plugins = pytest.PytestPluginManager()
+    plugins.register(collector(tmp_path))
+    plugins.check_pending()
+
+
 def report(test: str, *rows: Measurement, when: str = "call", outcome: str = "passed") -> Any:
     """A report of a test that uses the fixture, as pytest and the plugin make it."""
     told = SimpleNamespace(
