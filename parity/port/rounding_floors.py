@@ -232,7 +232,7 @@ class PortBounds:
             # roundoff is the norm of the terms. Where nothing rounds there are no terms, and the
             # tolerance is 0 on any scale.
             terms = {name: x / UNIT_ROUNDOFF for name, x in together(*own).items()}
-            norms = {n: terms.get(n, x) if n in zero else x for n, x in reference.norms.items()}
+            norms = {n: terms[n] if n in zero else x for n, x in reference.norms.items()}
             scales[edge] = {n: x if x > 0 and math.isfinite(x) else 1.0 for n, x in norms.items()}
             floors[edge] = {n: x / scales[edge].get(n, 1.0) for n, x in responses.items()}
             cancelled[edge] = zero
