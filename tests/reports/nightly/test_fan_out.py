@@ -25,6 +25,7 @@ from reports.nightly.expected import cost
 from reports.nightly.fan_out import UNFINISHED, fan_out, items_of
 from reports.nightly.run import Options, nightly
 from reports.page.sections.facts import machine
+from reports.provenance.code import Start
 from reports.provenance.host import FIELDS, fingerprint
 from reports.registry.outcome import store
 from reports.store.manifest import PartInfo
@@ -162,6 +163,23 @@ def test_a_part_that_kills_its_workers_leaves_the_others_and_is_never_green(
     assert (parity.planned, parity.executed) == (2, 1)
     assert parity.reason == "stream_tokens: killed 3 workers: signal 9"
     assert [m.case for m in outcome.run.measurements] == ["length_c"]
+
+
+def test_the_files_of_a_night_are_read_again_for_a_failed_part_and_not_for_each_measured_one(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed worker may have seen a change; a large checkpoint takes long to read."""
+    asked: list[bool] = []
+
+    class Noted(Start):
+        def check(self, now: bool = True) -> None:
+            asked.append(now)
+            super().check(now)
+
+    monkeypatch.setattr(module, "Start", Noted)
+    fan_out(options, Inline(killed={"length_c": "killed"}), quiet)
+    first, *parts, last = asked
+    assert first and last and sorted(parts) == [False, False, True]
 
 
 def test_a_night_without_a_measured_part_names_parts_as_far_as_a_message_goes(
